@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from moeinf.prefixes.memory import MemoryTier
 from moeinf.pull.pull import ensure
 from tests.support.campaign import driver, strikes
 from tests.support.campaign.learned import check_learned
 from tests.support.campaign.page import PAGE, with_tables
 from tests.support.campaign.record import Record
 from tests.support.campaign.scenes import SCENES, stage
+from tests.support.campaign.sessions import World
+from tests.support.campaign.shortage import fill, group, small_disk
 from tests.support.campaign.step import Done, Turn
 from tests.support.faults.native import built, compiler
 
@@ -73,6 +77,49 @@ def test_a_command_that_is_killed_or_refused_a_call_leaves_a_whole_store(tmp_pat
 def test_steps_take_what_there_is_by_turns(tmp_path: Path) -> None:
     turns = [Turn(random.Random(1), number, tmp_path, 1.0) for number in range(5)]
     assert [turn.of(["a", "b", "c"]) for turn in turns] == ["a", "b", "c", "a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sessions_beside_each_other_get_what_they_get_alone(seed: int) -> None:
+    world = World(seed)
+    world.play()
+    again = World(seed)
+    again.play()
+    assert world.counts == again.counts and world.counts["answers, each the one that it gets alone"] > 0
+
+
+def test_a_world_of_sessions_sees_memory_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryTier, "remove", lambda self, block: self._blocks.pop(block.digest))
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(20):
+            World(seed).play()
+
+
+def test_a_disk_is_full_for_a_while(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as place:
+        if place is None:
+            pytest.skip("this needs root and a loop device")
+
+        def meanwhile() -> None:
+            with pytest.raises(OSError, match="No space left"):
+                (place / "more").write_bytes(bytes(1 << 16))
+
+        fill(place, meanwhile)
+        assert (place / "more").write_bytes(bytes(1 << 16)) == 1 << 16
+
+
+def test_memory_of_a_group_is_taken_for_a_while() -> None:
+    with group(256 << 20) as limited:
+        if limited is None:
+            pytest.skip("this needs root and control groups")
+        names = ("memory.usage_in_bytes", "memory.current")
+        usage = next(path for name in names if (path := limited.folder / name).exists())
+        with limited.taken(64 << 20):
+            end = time.monotonic() + 60
+            while int(usage.read_text()) < 100 << 20:
+                assert time.monotonic() < end, "it is not taken"
+                time.sleep(0.05)
+    assert not limited.folder.exists()
 
 
 @pytest.mark.parametrize("name", ["eamc.npz", "hits.json", "receipt.json"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -246,17 +246,19 @@ def make_tier(
     drain_s: float = DRAIN_S,
     slices: tuple[int, ...] = (),
     sizes: SlotSizes | None = None,
+    reader_of: Callable[[np.ndarray], FakeReader] | None = None,
 ) -> tuple[Tier, FakeReader, DevicePolicy]:
     """idle_s: the window that is measured between visits, on a clock that stands still while one of them begins.
 
     slices: how many an expert of each layer is cut into; a slot then holds one of them.
-    sizes: of slots, none of which is smaller than the others are without.
+    sizes: of slots, none of which is smaller than the others are without. reader_of: given the memory, in place of
+    FakeReader.
     """
     most = max(slices, default=1)
     shape = shape_of_slices(SHAPE, most)
     sizes = sizes or equal_slots(LAYOUT.stride_bytes, shape)
     memory = np.full(SLOTS_START + sizes.num_bytes(num_slots), 0xA5, np.uint8)
-    reader = FakeReader(memory, seed, failing, most)
+    reader = FakeReader(memory, seed, failing, most) if reader_of is None else reader_of(memory)
     chosen = make_policy(policy, SHAPE, ActivationCollection(SHAPE), num_slots)
     region = SlotRegion(memory, SLOTS_START, num_slots, sizes)
     if slices:

@@ -202,6 +202,7 @@ class Steps:
     cuts: whether prompts may be read in smaller pieces while others wait, as that changes no number.
     together: tokens of several prompts that are read at once, where nobody waits for one of them; 0: one at a time.
     pressed: asked between layers too, whether somebody waits who has no seat here: one who comes, or another network.
+    clock: seconds.
     """
 
     model: StepModel
@@ -210,6 +211,7 @@ class Steps:
     seats: list[Seat] = field(default_factory=list)  # in the order in which they came
     pressed: Callable[[], bool] = lambda: False
     watcher: PassWatcher | None = None
+    clock: Callable[[], float] = time.perf_counter
     rate: float = 0.0  # tokens of prompts that were read in a second
     _longest: int = 1 << 30  # tokens of a piece while nobody else waits; fewer for a time where one was given up
     _shortest_first: bool = False  # at the last piece, of several prompts
@@ -278,14 +280,14 @@ class Steps:
     def _read(self, waiting: _Waiting) -> None:
         """Takes a piece of a prompt through. A long one that has just begun is given up where others come, or have come
         since it was cut."""
-        began, num_tokens = time.perf_counter(), len(waiting.part.ids)
+        began, num_tokens = self.clock(), len(waiting.part.ids)
         short = self._short
         may_give_way = self.cuts and bool(self.rate) and num_tokens > short
 
         def check() -> None:
             waiting.check()
             if may_give_way and (len(self.seats) > 1 or self.pressed()):
-                left_s = num_tokens / self.rate - (time.perf_counter() - began)
+                left_s = num_tokens / self.rate - (self.clock() - began)
                 if left_s > PIECE_S:
                     raise GaveWay
 
@@ -295,7 +297,7 @@ class Steps:
             self._longest = max(short, num_tokens // 2)  # or who comes again and again would let no piece end
         if waiting.logits is not None:
             self._longest = max(self._longest, 2 * num_tokens)
-            self.rate = num_tokens / max(time.perf_counter() - began, 1e-9)
+            self.rate = num_tokens / max(self.clock() - began, 1e-9)
 
     def _together(self, going: Sequence[_Waiting], check: Callable[[], None] | None = None) -> None:
         """Takes several through, or one after the other where something goes wrong: what is wrong with one is none of
@@ -309,7 +311,7 @@ class Steps:
                 raise Interrupted
 
         between_layers = check or (check_all if len(going) > 1 else going[0].check)
-        began, watcher, whole = time.perf_counter(), self.watcher, False
+        began, watcher, whole = self.clock(), self.watcher, False
         if watcher is not None:
             watcher.pass_begins([(each.seat, len(each.part.ids)) for each in going])
         try:
@@ -325,7 +327,7 @@ class Steps:
                 raise
             return
         else:
-            facts, at = StepFacts(time.perf_counter() - began, len(going)), 0
+            facts, at = StepFacts(self.clock() - began, len(going)), 0
             for each in going:
                 each.logits, each.step = logits[at : at + each.rows], facts
                 at += each.rows

@@ -9,6 +9,7 @@ from tests.support.campaign.cables import cables
 from tests.support.campaign.executions import covered
 from tests.support.campaign.fuzzers import mutations
 from tests.support.campaign.power import power_cuts
+from tests.support.campaign.sessions import sessions
 from tests.support.campaign.soak import server
 from tests.support.campaign.step import Step
 from tests.support.campaign.strikes import calls, kills
@@ -26,6 +27,7 @@ KINDS: Final = {
     "calls": Kind(calls, 3),
     "power cuts": Kind(power_cuts, 2),
     "worlds": Kind(worlds, 2),
+    "sessions": Kind(sessions, 2),
     "mutations": Kind(mutations, 2),
     "executions": Kind(covered, 2),
     "servers": Kind(server, 2),

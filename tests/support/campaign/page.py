@@ -27,6 +27,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "slow": "calls that took 0.2 s longer",
     "power": "power cuts",
     "world": "",
+    "session": "",
     "cases": "files, messages, bits and requests spoilt by the fuzzers",
     "executions": "inputs of coverage-guided fuzzing",
     "server": "",

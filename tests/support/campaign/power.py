@@ -66,7 +66,8 @@ def _run(*command: str) -> None:
 
 
 @contextmanager
-def _disk(folder: Path, options: str) -> Iterator[Disk]:
+def own_disk(folder: Path, options: str) -> Iterator[Disk]:
+    """Raises as Disk."""
     disk = Disk(folder, options)
     try:
         yield disk
@@ -86,7 +87,7 @@ def power_cuts(turn: Turn) -> Done:
     options = rng.choice(("defaults", "noauto_da_alloc"))
     scene, counts, faults = SCENES[name], Counter[str](), list[str]()
     with (
-        _disk(turn.folder, options) as disk,
+        own_disk(turn.folder, options) as disk,
         stage(turn.folder, built(SOURCE, turn.folder), disk.mount / "place") as played,
     ):
         wanted, before = played.whole(scene), played.before(scene)

@@ -1,7 +1,8 @@
 """A server under mixed load and faults: no answer is lost, none is another's, and /health says what is so.
 
 Each request is asked once alone, on a quiet server; then many clients ask all of them by turns, whole and streamed,
-while others misbehave, models are switched, copied and removed, and processes of the server are stopped and killed.
+while others misbehave, models are switched, copied and removed, processes of the server are stopped and killed, its
+disk is full, and somebody takes its memory. How long a stream stood still, and how memory grew, is measured.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any, Final
 
 from moeinf.pull.pull import ensure
 from tests.support.campaign.asked import Asked, RefusedInStreamError, requests
+from tests.support.campaign.shortage import Group, fill, group, small_disk
 from tests.support.campaign.step import Done, Turn
 
 MODELS: Final = ("demo", "demo:chat")
@@ -34,7 +38,7 @@ _REQUESTS: Final = 48
 _PATIENCE_S: Final = 180.0  # for one answer on a starved machine
 _HEALTH_S: Final = 10.0
 _GROWTH_BYTES: Final = 48 << 20  # of the server, from a third of the time to its end
-_STRIKES: Final = "processes stopped or killed"
+_LIMIT_BYTES: Final = 2 << 30  # of the server's memory, where it can have a limit
 _BOMBS: Final = (
     {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(39)}},
     {"$ref": "#"},
@@ -54,6 +58,10 @@ class Soak:
     faults: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
     struck: float = -1e9  # when a process of the server was last hurt: what it had in hand may end in an error
+    disk: Path | None = None  # of its own, which may be filled
+    group: Group | None = None  # whose memory may be taken
+    short: bool = False  # whether it is
+    pauses: dict[str, float] = field(default_factory=dict)  # the longest of a stream, in seconds
 
     def fault(self, text: str) -> None:
         self.faults.append(text[:700])
@@ -71,29 +79,36 @@ class Soak:
 
 def server(turn: Turn) -> Done:
     """A server for so many seconds, with a seed of the step's own."""
-    home = turn.folder / "home"
-    for name in MODELS:
-        ensure(name, home=home)
     few = turn.number % 2 == 1  # one model at a time: each change of models closes and opens
-    with _served(turn.folder, home, ("--models", "1") if few else ()) as (process, url):
-        soak = Soak(url, process.pid, turn.rng)
-        wanted = _alone(soak)
-        _play(soak, wanted, turn.seconds)
-        if process.poll() is not None:
-            soak.fault(f"the server ended with {process.returncode}")
-        log = (turn.folder / "log").read_text(errors="replace")
+    with ExitStack() as place:
+        limited, disk = place.enter_context(group(_LIMIT_BYTES)), place.enter_context(small_disk(turn.folder))
+        home = (disk or turn.folder) / "home"
+        for name in MODELS:
+            ensure(name, home=home)
+        with _served(turn.folder, home, ("--models", "1") if few else (), limited) as (process, url):
+            soak = Soak(url, process.pid, turn.rng, disk=disk, group=limited)
+            wanted = _alone(soak)
+            measured = _play(soak, wanted, turn.seconds)
+            if process.poll() is not None:
+                soak.fault(f"the server ended with {process.returncode}")
+            log = (turn.folder / "log").read_text(errors="replace")
     if "Traceback" in log:
         soak.faults.append(f"a traceback in the log: {log[log.index('Traceback') :][:4000]}")
     if process.returncode not in (0, None):
         soak.fault(f"SIGTERM ended the server with {process.returncode}: {log[-300:]}")
-    return Done(Counter({f"server: {what}": count for what, count in soak.counts.items()}), soak.faults)
+    return Done(Counter({f"server: {what}": count for what, count in soak.counts.items()}), soak.faults, measured)
 
 
 @contextmanager
-def _served(folder: Path, home: Path, more: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
-    command = [sys.executable, "-m", "moeinf", "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%", *more]
+def _served(
+    folder: Path, home: Path, more: tuple[str, ...], limited: Group | None
+) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    command = [sys.executable, "-m", "moeinf", "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%"]
+    environment, enter = {**os.environ, "MOEINF_HOME": str(home)}, None if limited is None else limited.enter
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env={**os.environ, "MOEINF_HOME": str(home)}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, "--prefix-disk", "50MB", *more], env=environment, stdout=log, stderr=log, preexec_fn=enter
+        )
     try:
         while not (found := re.search(r"http://([\d.]+):(\d+)", (folder / "log").read_text())):
             assert process.poll() is None, (folder / "log").read_text()[-500:]
@@ -118,22 +133,25 @@ def _alone(soak: Soak) -> list[tuple[Asked, Any]]:
     return wanted
 
 
-def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> None:
-    tasks = [lambda: _client(soak, wanted) for _ in range(_CLIENTS)]
-    tasks += [lambda: _watch(soak), *(lambda act=act: _misbehave(soak, wanted, act) for act in _MISDEEDS)]
+def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> dict[str, float]:
+    tasks = [partial(_client, soak, wanted)] * _CLIENTS + [partial(_watch, soak), partial(_listen, soak)]
+    tasks += [partial(_misbehave, soak, wanted, act) for act in _MISDEEDS]
     threads = [threading.Thread(target=_told, args=(soak, task)) for task in tasks]
     for thread in threads:
         thread.start()
-    sizes, end = list[int](), time.monotonic() + seconds
-    while time.monotonic() < end:
+    sizes, begun = list[tuple[float, int]](), time.monotonic()
+    while time.monotonic() - begun < seconds:
         time.sleep(min(1.0, seconds / 30))
-        sizes.append(_resident_bytes(soak.process))
+        sizes.append((time.monotonic() - begun, _resident_bytes(soak.process)))
     soak.over.set()
     for thread in threads:
         thread.join()
-    first, last = max(sizes[: len(sizes) // 3]), max(sizes[-len(sizes) // 5 :])
+    warm = sizes[len(sizes) // 3 :]
+    first, last = (max(size for _, size in part) for part in (sizes[: len(sizes) // 3], sizes[-len(sizes) // 5 :]))
     if last - first > _GROWTH_BYTES:
         soak.fault(f"memory grew from {first >> 20} MiB to {last >> 20} MiB")
+    growth, _ = linear_regression([at for at, _ in warm], [size for _, size in warm])  # bytes a second
+    return {"memory, MiB an hour": growth * 3600 / 2**20, "memory, MiB": last / 2**20, **soak.pauses}
 
 
 def _told(soak: Soak, task: Callable[[], None]) -> None:
@@ -174,13 +192,30 @@ def _watch(soak: Soak) -> None:
             soak.fault(f"/health: {status} {text} after {took:.1f} s")
 
 
+def _listen(soak: Soak) -> None:
+    """One stream after the other, as somebody reads it at a screen: how long it stands still at most."""
+    body = {"model": MODELS[0], "prompt": "Once upon a time", "options": {"num_predict": 200, "temperature": 0}}
+    while not soak.over.is_set():
+        connection = http.client.HTTPConnection(*soak.url, timeout=_PATIENCE_S)
+        try:
+            connection.request("POST", "/api/generate", json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            response.readline()
+            before, short = time.monotonic(), soak.short
+            while response.readline():
+                now = time.monotonic()
+                name = f"longest pause of a stream{' while memory was short' if short or soak.short else ''}, s"
+                soak.pauses[name] = max(soak.pauses.get(name, 0.0), now - before)
+                before, short = now, soak.short
+        finally:
+            connection.close()
+
+
 def _misbehave(soak: Soak, wanted: list[tuple[Asked, Any]], act: str) -> None:
     rng = random.Random(soak.rng.random())
     while not soak.over.wait(rng.uniform(0.2, 3.0)):
         with suppress(OSError, http.client.HTTPException):
-            before = soak.struck
-            _MISDEEDS[act](soak, rng.choice(wanted)[0], rng)
-            soak.counts[act] += act != _STRIKES or soak.struck != before
+            soak.counts[act] += _MISDEEDS[act](soak, rng.choice(wanted)[0], rng)
 
 
 def _head(asked: Asked, data: bytes) -> bytes:
@@ -188,7 +223,7 @@ def _head(asked: Asked, data: bytes) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def _hang_up(soak: Soak, asked: Asked, rng: random.Random) -> None:
+def _hang_up(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     """Somewhere in a request or in its answer."""
     whole = _head(asked, asked.encoded(stream=True))
     with socket.create_connection(soak.url, timeout=_PATIENCE_S) as connection:
@@ -197,9 +232,10 @@ def _hang_up(soak: Soak, asked: Asked, rng: random.Random) -> None:
         else:
             connection.sendall(whole)
             connection.recv(rng.choice((1, 100, 2000)))
+    return True
 
 
-def _read_slowly(soak: Soak, asked: Asked, rng: random.Random) -> None:
+def _read_slowly(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.settimeout(5)
@@ -208,18 +244,20 @@ def _read_slowly(soak: Soak, asked: Asked, rng: random.Random) -> None:
         for _ in range(20):
             connection.recv(64)
             if soak.over.wait(0.1):
-                return
+                break
+    return True
 
 
-def _send_a_bomb(soak: Soak, asked: Asked, rng: random.Random) -> None:
+def _send_a_bomb(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     body = {"model": rng.choice(MODELS), "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": rng.choice(_BOMBS)}}
     status, text = soak.ask("POST", "/v1/chat/completions", body | {"response_format": form})
     if status not in (200, 400) and time.monotonic() - soak.struck > 120:
         soak.fault(f"a schema that takes long: {status} {text}")
+    return True
 
 
-def _copy_and_remove(soak: Soak, asked: Asked, rng: random.Random) -> None:
+def _copy_and_remove(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     """A name is taken away while it answers: the answer is whole, or says that there is no such model."""
     name, source = f"copy{rng.randrange(3)}", rng.choice(MODELS)
     soak.ask("POST", "/api/copy", {"source": source, "destination": name})
@@ -230,19 +268,47 @@ def _copy_and_remove(soak: Soak, asked: Asked, rng: random.Random) -> None:
     thread.join()
     if status not in (200, 404, 400) and time.monotonic() - soak.struck > 120:
         soak.fault(f"a model that was removed meanwhile: {status} {text}")
+    return True
 
 
-def _stop_a_process(soak: Soak, asked: Asked, rng: random.Random) -> None:
+def _stop_a_process(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     """The process that splits texts into tokens stands still for a while, or is killed."""
     children = [child for at in Path(f"/proc/{soak.process}/task").iterdir() for child in _of_task(at)]
     if not children or rng.random() < 0.7:
-        return
+        return False
     child, soak.struck = rng.choice(children), time.monotonic()
     with suppress(ProcessLookupError):
         os.kill(child, rng.choice((signal.SIGSTOP, signal.SIGSTOP, signal.SIGKILL)))
     soak.over.wait(rng.uniform(0.1, 4))
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGCONT)
+    return True
+
+
+def _fill_disk(soak: Soak, asked: Asked, rng: random.Random) -> bool:
+    """What writes is told so, and nothing else; the answers of others stay right."""
+
+    def meanwhile() -> None:
+        status, text = soak.ask("POST", "/api/copy", {"source": MODELS[0], "destination": "full"})
+        if status != 200 and "space" not in text:
+            soak.fault(f"a copy on a full disk: {status} {text}")
+        soak.over.wait(rng.uniform(0.2, 3))
+        soak.ask("DELETE", "/api/delete", {"model": "full"})
+
+    if soak.disk is None:
+        return False
+    fill(soak.disk, meanwhile)
+    return True
+
+
+def _take_memory(soak: Soak, asked: Asked, rng: random.Random) -> bool:
+    if soak.group is None:
+        return False
+    with soak.group.taken(rng.randint(8, 200) << 20):
+        soak.short = True
+        soak.over.wait(rng.uniform(1, 6))
+        soak.short = False
+    return True
 
 
 def _of_task(task: Path) -> list[int]:
@@ -251,12 +317,14 @@ def _of_task(task: Path) -> list[int]:
     return []
 
 
-_MISDEEDS: Final[dict[str, Callable[[Soak, Asked, random.Random], None]]] = {
+_MISDEEDS: Final[dict[str, Callable[[Soak, Asked, random.Random], bool]]] = {
     "clients that hung up": _hang_up,
     "clients that read slowly": _read_slowly,
     "schemas that take long": _send_a_bomb,
     "models copied and removed": _copy_and_remove,
-    _STRIKES: _stop_a_process,
+    "processes stopped or killed": _stop_a_process,
+    "times that the disk was full": _fill_disk,
+    "times that memory was taken": _take_memory,
 }
 
 
