@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moeinf.engine.stored.facts import facts_of
+from moeinf.errors import ContextLengthError
 from moeinf.server.admission import admitted
 from moeinf.server.ask import Ask, Inputs
 from moeinf.server.blocking.thread_pool import Pools
@@ -25,7 +26,7 @@ from moeinf.server.prompt.background_work import in_background
 from moeinf.server.question import Question
 from moeinf.server.texts import Texts
 from moeinf.server.turns.answer_worker import Worker
-from moeinf.server.turns.contexts import context_for
+from moeinf.server.turns.contexts import context_for, in_words_for
 from moeinf.server.turns.job import Job, Who
 from moeinf.store.library import Library, StoredModel
 from moeinf.text.process import Stopped
@@ -126,7 +127,10 @@ class Service:
             return
         context = context_for(opened, stored, ask)
         with _given_up():
-            self.texts.check(stored, ask, context, opened.config_for(stored, ask), lambda: job.cancelled)
+            try:
+                self.texts.check(stored, ask, context, opened.config_for(stored, ask), lambda: job.cancelled)
+            except ContextLengthError as error:
+                raise in_words_for(ask, error) from None
 
 
 @contextmanager

@@ -92,9 +92,13 @@ def test_what_is_too_long_for_the_model_is_refused_in_the_words_of_each_api(serv
     assert error("/api/chat").startswith("the prompt has ")
 
 
-def test_num_ctx_is_what_was_asked_for(server: HttpServer) -> None:
-    told = asked(server.url, "/api/chat", 100, stream=False, options={"num_ctx": 32})
-    assert told.status_code == 400 and "the context 32: shorten it, or raise --num-ctx" in told.json()["error"]
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_num_ctx_is_what_was_asked_for(server: HttpServer, stream: bool, path: str) -> None:
+    told = asked(server.url, path, 100, stream=stream, options={"num_ctx": 32})
+    words = "the context 32: shorten it, or raise the option num_ctx (the model allows 2048)"
+    assert told.status_code == 400 and words in told.json()["error"]
+    assert "--num-ctx" not in asked(server.url, path, 3000, stream=stream, options={"num_ctx": 32}).text
 
 
 def test_the_longest_is_what_was_asked_for_and_never_more_than_the_models(demo: StoredModel) -> None:

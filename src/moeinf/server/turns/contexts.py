@@ -37,8 +37,10 @@ def room_for_answer(opened: OpenModels, loaded: Loaded, ask: Ask) -> int:
 
 def refusal(opened: OpenModels, job: Job, error: Exception) -> Exception:
     """What a client is told of a prompt that is too long: the longest context, and not that which is open."""
-    if not isinstance(error, ContextLengthError) or job.stored is None or "context" in job.ask.config:
+    if not isinstance(error, ContextLengthError) or job.stored is None:
         return error
+    if "context" in job.ask.config:
+        return in_words_for(job.ask, error)
     try:
         longest = opened.longest_context(job.stored)
         if error.context == longest:
@@ -49,6 +51,15 @@ def refusal(opened: OpenModels, job: Job, error: Exception) -> Exception:
     except (MoeinfError, OSError):
         pass
     return error
+
+
+def in_words_for(ask: Ask, error: ContextLengthError) -> ContextLengthError:
+    """Where a request has said how long its context is, its own option can be raised, not the server's."""
+    if "context" not in ask.config:
+        return error
+    remedy = error.remedy.replace("raise --num-ctx", "raise the option num_ctx")
+    message = f"{str(error).removesuffix(error.remedy)}{remedy}"
+    return ContextLengthError(message, error.num_tokens, error.context, remedy)
 
 
 def least_context(opened: OpenModels, job: Job, error: Exception) -> int:
