@@ -12,6 +12,7 @@ from tests.support.campaign.power import power_cuts
 from tests.support.campaign.sessions import sessions
 from tests.support.campaign.soak import server
 from tests.support.campaign.step import Step
+from tests.support.campaign.strangers import strangers
 from tests.support.campaign.strikes import calls, kills
 from tests.support.campaign.world import worlds
 
@@ -31,5 +32,6 @@ KINDS: Final = {
     "mutations": Kind(mutations, 2),
     "executions": Kind(covered, 2),
     "servers": Kind(server, 2),
+    "strangers": Kind(strangers, 1),
     "cables": Kind(cables, 1),
 }

@@ -31,6 +31,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "cases": "files, messages, bits and requests spoilt by the fuzzers",
     "executions": "inputs of coverage-guided fuzzing",
     "server": "",
+    "stranger": "",
     "cable": "",
     "beyond us": "commands for which Python waited for ever, for a thread that was refused memory as it began",
 }

@@ -11,16 +11,13 @@ import http.client
 import json
 import os
 import random
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +26,7 @@ from typing import Any, Final
 
 from moeinf.pull.pull import ensure
 from tests.support.campaign.asked import Asked, RefusedInStreamError, requests
+from tests.support.campaign.served import resident_bytes, served
 from tests.support.campaign.shortage import Group, fill, group, small_disk
 from tests.support.campaign.step import Done, Turn
 
@@ -85,7 +83,8 @@ def server(turn: Turn) -> Done:
         home = (disk or turn.folder) / "home"
         for name in MODELS:
             ensure(name, home=home)
-        with _served(turn.folder, home, ("--models", "1") if few else (), limited) as (process, url):
+        options = ("--prefix-disk", "50MB", *(("--models", "1") if few else ()))
+        with served(turn.folder, home, options, limited) as (process, url):
             soak = Soak(url, process.pid, turn.rng, disk=disk, group=limited)
             wanted = _alone(soak)
             measured = _play(soak, wanted, turn.seconds)
@@ -97,30 +96,6 @@ def server(turn: Turn) -> Done:
     if process.returncode not in (0, None):
         soak.fault(f"SIGTERM ended the server with {process.returncode}: {log[-300:]}")
     return Done(Counter({f"server: {what}": count for what, count in soak.counts.items()}), soak.faults, measured)
-
-
-@contextmanager
-def _served(
-    folder: Path, home: Path, more: tuple[str, ...], limited: Group | None
-) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
-    command = [sys.executable, "-m", "moeinf", "serve", "--host", "127.0.0.1:0", "--expert-cache", "33%"]
-    environment, enter = {**os.environ, "MOEINF_HOME": str(home)}, None if limited is None else limited.enter
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--prefix-disk", "50MB", *more], env=environment, stdout=log, stderr=log, preexec_fn=enter
-        )
-    try:
-        while not (found := re.search(r"http://([\d.]+):(\d+)", (folder / "log").read_text())):
-            assert process.poll() is None, (folder / "log").read_text()[-500:]
-            time.sleep(0.05)
-        yield process, (found[1], int(found[2]))
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _alone(soak: Soak) -> list[tuple[Asked, Any]]:
@@ -142,7 +117,7 @@ def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> dict[s
     sizes, begun = list[tuple[float, int]](), time.monotonic()
     while time.monotonic() - begun < seconds:
         time.sleep(min(1.0, seconds / 30))
-        sizes.append((time.monotonic() - begun, _resident_bytes(soak.process)))
+        sizes.append((time.monotonic() - begun, resident_bytes(soak.process)))
     soak.over.set()
     for thread in threads:
         thread.join()
@@ -326,8 +301,3 @@ _MISDEEDS: Final[dict[str, Callable[[Soak, Asked, random.Random], bool]]] = {
     "times that the disk was full": _fill_disk,
     "times that memory was taken": _take_memory,
 }
-
-
-def _resident_bytes(process: int) -> int:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
-    return int(found[1]) << 10 if found else 0
