@@ -238,7 +238,11 @@ class Decoder(nn.Module):
             self.output_attn_res_norm, self.output_attn_res_proj = Norm(hidden, eps), linear(hidden, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x, left = self.embed_tokens(ids), list[Tensor]()
+        return self.of_rows(self.embed_tokens(ids))
+
+    def of_rows(self, x: Tensor) -> Tensor:
+        """x: embeddings, or what stands for them."""
+        left = list[Tensor]()
         for layer in self.layers:
             x = layer(x, left)
         if self.chooses:

@@ -106,6 +106,12 @@ MARKS = {
         unnamed=("image", "<|media_content|>"),
         settings={"media_proc_cfg": {"in_patch_limit": 256}},
     ),
+    "kimi_k3": Marks(
+        ("<|media_pad|>", "media_placeholder_token_id"),
+        unnamed=("<|media_begin|>", "<|media_content|>", "<|media_end|>"),
+        placeholder="{{ image_prompts[0] }}",
+        settings={"media_proc_cfg": {"in_patch_limit": 256}},
+    ),
     "glm4v_moe": _OF_GLM,
     "glm5_next": replace(_OF_GLM, settings={"max_image_tokens": 30}),
 }

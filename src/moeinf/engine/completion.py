@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,6 +46,7 @@ class Rendering:
     raw: bool = False
     variables: JsonMapping | None = None  # of the chat template
     continues: bool = False
+    own: Mapping[str, Sequence[str]] | None = None  # further ones, in whose texts control tokens count
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from moeinf.engine.answers.decoder_only import DecoderOnly
 from moeinf.engine.answers.prompts import check_least, check_length, checked_ids
 from moeinf.engine.completion import Rendering, TokenIds
 from moeinf.engine.vision.parts import text_alone, without_pictures
-from moeinf.engine.vision.tower_sizes import added_tokens
+from moeinf.engine.vision.tower_sizes import added_tokens, picture_variables, vision_of
 from moeinf.errors import UsageError
 from moeinf.models.layers.soft_tokens import SOFT_IDS
 from moeinf.sampling.constraint import held_to
@@ -124,9 +124,13 @@ def _token_ids(
     if isinstance(ask.prompt, str):
         return kind.encode(ask.prompt, Rendering(ask.raw, variables), check)
     messages, given = without_pictures(ask.prompt)
-    prompt = text_alone(messages) if ask.raw and given else messages
-    ids = kind.encode(prompt, Rendering(ask.raw, variables, ask.continues), check)
-    return [*ids, *[SOFT_IDS] * added_tokens(stored, given, config)]
+    if not given:
+        return kind.encode(messages, Rendering(ask.raw, variables, ask.continues), check)
+    vision = vision_of(stored)
+    own = picture_variables(vision, tokenizer, len(given))
+    prompt = text_alone(messages) if ask.raw else messages
+    ids = kind.encode(prompt, Rendering(ask.raw, variables, ask.continues, own), check)
+    return [*ids, *[SOFT_IDS] * added_tokens(vision, tokenizer, stored, given, config)]
 
 
 def _variables(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> JsonObject:

@@ -27,6 +27,7 @@ from moeinf.text.process_limits import LOAD_MEMORY_BYTES, STARVED_S, MemoryLimit
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
+from moeinf.text.templates.traced import OWN, Traced
 from moeinf.text.text_stream import Piece
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.token_shape import token_shape
@@ -94,9 +95,10 @@ class TextWorker:
         """Renders a chat; returns text with marked control tokens (see traced.MARK), and notes for the user."""
         if self._templates is None:
             raise TextError("this model has no chat template; use --raw")
+        own = {name: [Traced(text, OWN) for text in texts] for name, texts in request["own"].items()}
         with MemoryLimit(_RENDER_MEMORY_BYTES):
             text, notes = self._templates.render(
-                request["messages"], request["variables"], continues=request["continues"]
+                request["messages"], request["variables"] | own, continues=request["continues"]
             )
         return {"text": text, "notes": notes}
 

@@ -89,17 +89,23 @@ class Tokenizer:
         return config
 
     def render(
-        self, messages: Sequence[JsonMapping], variables: JsonMapping | None = None, *, continues: bool = False
+        self,
+        messages: Sequence[JsonMapping],
+        variables: JsonMapping | None = None,
+        *,
+        own: Mapping[str, Sequence[str]] | None = None,
+        continues: bool = False,
     ) -> tuple[str, list[str]]:
         """Returns the chat as the template writes it, for `encode_chat`, and notes for the user on what it changed.
 
         messages, and variables["tools"]: in OpenAI's form. The text holds a mark (templates.traced.MARK) in each
-        control token that came from them. continues: the last message is the beginning of the answer, behind which the
-        text ends.
+        control token that came from them. own: further variables, in whose texts control tokens count. continues: the
+        last message is the beginning of the answer, behind which the text ends.
         """
         given = {
             "messages": whole_characters(messages),
             "variables": whole_characters(variables or {}),
+            "own": {name: list(texts) for name, texts in (own or {}).items()},
             "continues": continues,
         }
         answer = self._process.request("render", _RENDER_LIMIT_S, **given)

@@ -228,6 +228,17 @@ def test_published_templates_place_pictures(family: str, published: str, before:
             assert opened.tokenizer.decode(text, skip_special=False).endswith(before)
 
 
+def test_pictures_of_kimi_k3_stand_behind_their_sizes(tmp_path: Path) -> None:
+    """As its template wants to be told what it shall write for each; what a user writes is no place for one."""
+    with Model(seeing_model(tmp_path, "kimi_k3"), RuntimeConfig.of(device="cpu", context=512)) as opened:
+        ids = opened.encode(asking("<|media_pad|>", png(1), png(2, 120, 40)))
+        starts = [i for i in range(1, len(ids)) if ids[i] < 0 <= ids[i - 1]]
+        texts = [opened.tokenizer.decode([i for i in ids[:at] if i >= 0], skip_special=False) for at in starts]
+        ends = [f"<|media_begin|>image {size}<|media_content|>" for size in ("90x70", "40x120")]
+        assert [text[-len(end) :] for text, end in zip(texts, ends, strict=True)] == ends
+        assert opened.tokenizer.token_id("<|media_pad|>") not in ids
+
+
 def test_a_store_without_its_tower_asks_for_another_pull(tmp_path: Path) -> None:
     older = seeing_model(tmp_path, "gemma4", sighted=False)
     assert older.manifest.vision is None and json.loads((older.path / "manifest.json").read_text())["version"] == 2

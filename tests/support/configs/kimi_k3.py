@@ -75,6 +75,25 @@ _OTHER = {
         "use_full_rank_gate": False,
     },
 }
+_VISION: dict[str, Any] = {
+    "vt_num_hidden_layers": 3,
+    "vt_hidden_size": 16,
+    "vt_intermediate_size": 24,
+    "vt_num_attention_heads": 3,
+    "qkv_hidden_size": 24,
+    "patch_size": 4,
+    "init_pos_emb_height": 5,
+    "init_pos_emb_width": 5,
+    "merge_kernel_size": [2, 2],
+    "mm_projector_type": "patchmergerv2",
+    "norm_type": "rmsnorm",
+    "attn_bias": False,
+    "linear_bias": False,
+    "patch_embed_proj_bias": False,
+    "pos_emb_interpolation_mode": "bilinear",
+    "projector_ln_eps": 1e-3,
+}
+SEEING: dict[str, dict[str, Any]] = {"kimi_k3": KIMI_K3 | {"vision_config": _VISION}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "kimi_k3": KIMI_K3,
     "kimi_k3 groups, decays without a bound, a last block of one layer": KIMI_K3

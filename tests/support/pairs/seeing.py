@@ -39,10 +39,11 @@ from moeinf.models.layers.vision.image_processor import (
 )
 from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
-from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
+from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids, written
 from moeinf.pictures.decode import decode
 from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
+from tests.oracles.kimi_k3_vision import KimiK3Seeing
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.pairs.experts import read_by, resident_experts, stored
 from tests.support.pairs.on_device import on_device
@@ -239,6 +240,16 @@ class _Omni(Reference):
         (folder / "config.json").write_text(json.dumps(config))
 
 
+class _KimiK3(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        return KimiK3Seeing(dict(config)).float().eval()
+
+
+def _of_kimi_k3(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.rows(given["pixel_values"], given["image_grid_thw"])
+    return found
+
+
 def _ernie(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import Ernie4_5_VLMoeImageProcessorPil
 
@@ -262,6 +273,7 @@ REFERENCES: Mapping[str, Reference] = {
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "glm5_next": Reference("Glm5Next", _filled, settings={"min_image_tokens": 1}),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
+    "kimi_k3": _KimiK3("", _OneByOne, "media_placeholder_token_id", _of_kimi_k3),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
@@ -334,7 +346,12 @@ class SeeingPair:
 
     def items(self, picture: np.ndarray) -> Sequence[Grid | Mark]:
         """What stands for it in a prompt."""
-        items = self.layout.items(grids_of(self.views(picture), self.form))
+        size = (picture.shape[0], picture.shape[1])
+        items = written(
+            self.layout.items(grids_of(self.views(picture), self.form)),
+            size,
+            lambda text: [letter % 60 for letter in text.encode()],
+        )
         if self.reference.around is None:
             return items
         before, behind = (self.of_theirs[each] for each in self.reference.around)

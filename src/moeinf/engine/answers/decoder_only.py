@@ -57,7 +57,9 @@ class DecoderOnly:
         chat = tokenizer.has_template and not (rendering.raw and isinstance(prompt, str))
         if chat:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text, notes = tokenizer.render(messages, rendering.variables, continues=rendering.continues)
+            text, notes = tokenizer.render(
+                messages, rendering.variables, own=rendering.own, continues=rendering.continues
+            )
             for note in notes:
                 self._notify(note)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from moeinf.engine.answers.model_kind import ModelKind
@@ -65,8 +65,8 @@ class Prompts:
         room: tokens of the answer that the context must have room for, too.
         """
 
-        def ids_of(shown: str | Sequence[Message]) -> list[int]:
-            return self._kind.encode(shown, rendering, self._check_least)
+        def ids_of(shown: str | Sequence[Message], own: Mapping[str, Sequence[str]] | None = None) -> list[int]:
+            return self._kind.encode(shown, replace(rendering, own=own), self._check_least)
 
         if isinstance(prompt, TokenIds):
             made = Prompt(checked_ids(prompt, self.num_ids))
@@ -77,18 +77,13 @@ class Prompts:
         return made
 
     def _seen(
-        self,
-        messages: Sequence[Message],
-        given: Sequence[GivenPicture],
-        ids_of: Callable[[str | Sequence[Message]], list[int]],
-        *,
-        raw: bool,
+        self, messages: Sequence[Message], given: Sequence[GivenPicture], ids_of: Callable[..., list[int]], *, raw: bool
     ) -> Prompt:
         """A prompt with pictures, which stand in front of a text that no template has placed them in."""
         encoder = required(self.vision_encoder)
         pictures = [encoder.prepared(each) for each in given]
         if self.templated(raw):
-            return encoder.placed(ids_of(messages), pictures, None)
+            return encoder.placed(ids_of(messages, encoder.variables(len(given))), pictures, None)
         ids = ids_of(text_alone(messages))
         return encoder.placed(ids, pictures, int(ids[:1] == [self.tokenizer.bos_id]))
 

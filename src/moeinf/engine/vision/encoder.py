@@ -17,13 +17,12 @@ from moeinf.engine.stored.facts import StoredFacts
 from moeinf.engine.stored_weights import Weights
 from moeinf.engine.vision.parts import GivenPicture
 from moeinf.engine.vision.tower_file import TowerFile, open_tower
-from moeinf.engine.vision.tower_sizes import grids_of, processor_of
+from moeinf.engine.vision.tower_sizes import grids_of, picture_variables, processor_of, seen_of, text_ids
 from moeinf.errors import CheckpointError, TextError, UsageError
 from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.soft_tokens import SOFT_IDS, SoftTokens
 from moeinf.models.layers.vision.image_processor import ImageProcessor, Patches
-from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids
-from moeinf.pictures.decode import decode
+from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids, written
 from moeinf.runtime.io.reader_protocol import OnWait
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import Float32Array
@@ -66,19 +65,26 @@ class Prompt:
 class VisionEncoder:
     """The pictures of one model's prompts. Used from the thread that runs the model."""
 
-    def __init__(self, vision: Vision, form: ImageProcessor, tower: TowerFile, kernels: Kernels) -> None:
+    def __init__(
+        self, vision: Vision, form: ImageProcessor, tower: TowerFile, kernels: Kernels, tokenizer: Tokenizer
+    ) -> None:
         self._vision, self._form, self._tower, self._kernels = vision, form, tower, kernels
+        self._tokenizer = tokenizer
         self._rows: dict[bytes, Float32Array] = {}  # of the last prompt's pictures, as far as they were needed
 
     def prepared(self, given: GivenPicture) -> Picture:
         """Raises UsageError for a picture that cannot be decoded or is out of bounds."""
-        pixels = decode(given.data, given.name, self._form.views)
+        pixels, size = seen_of(given, self._form)
         views = tuple(self._form.patches(each) for row in pixels for each in row)
-        items = self._vision.layout.items(grids_of(pixels, self._form))
+        items = written(self._vision.layout.items(grids_of(pixels, self._form)), size, text_ids(self._tokenizer))
         digest = hashlib.blake2b(f"{[each.grid for each in views]} {items}".encode(), digest_size=_DIGEST_BYTES)
         for each in views:
             digest.update(each.values.tobytes())
         return Picture(views, items, digest.digest())
+
+    def variables(self, pictures: int) -> dict[str, list[str]]:
+        """Of a template, for it to place so many pictures."""
+        return picture_variables(self._vision, self._tokenizer, pictures)
 
     def placed(self, ids: Sequence[int], pictures: Sequence[Picture], start: int | None) -> Prompt:
         """The prompt with the pictures where its ids have a token for each.
@@ -151,7 +157,8 @@ def open_vision(
         vision = replace(vision, token=token, brackets=brackets, layout=layout)
     except CheckpointError as error:
         return f"{stored.name} takes text alone: {error}"
-    return VisionEncoder(vision, form, open_tower(stored, vision.tower, weights.sums, config, on_wait), kernels)
+    tower = open_tower(stored, vision.tower, weights.sums, config, on_wait)
+    return VisionEncoder(vision, form, tower, kernels, tokenizer)
 
 
 def known(mark: Mark) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import moeinf._native as _native
@@ -16,10 +16,11 @@ from moeinf.errors import CheckpointError, UsageError
 from moeinf.models.family import family_of
 from moeinf.models.layers.attention.grouped import attention_workspace
 from moeinf.models.layers.vision.image_processor import FILES, ImageProcessor, settings_of
-from moeinf.models.layers.vision.vision import MLP_ROWS, Grid, Vision
+from moeinf.models.layers.vision.vision import MLP_ROWS, Grid, Vision, told_of, written
 from moeinf.pictures.decode import decode
 from moeinf.store.library import StoredModel
-from moeinf.types import AttentionSizes, ByteArray, LayerSizes, PassShape
+from moeinf.text.tokenizer import Tokenizer
+from moeinf.types import AttentionSizes, ByteArray, LayerSizes, PassShape, PictureViews
 
 _ROWS = 6  # times the hidden states of the tower that are held at once: positions, norms, merged ones
 _COPIES = 2  # times a part of the tower: read, and in another order
@@ -30,19 +31,50 @@ def processor_of(stored: StoredModel, vision: Vision, config: RuntimeConfig) -> 
     return vision.form(settings_of({name: json_file(stored, name) for name in FILES}), config.memory.picture_tokens)
 
 
-def added_tokens(stored: StoredModel, given: Sequence[GivenPicture], config: RuntimeConfig) -> int:
-    """How many more tokens the pictures of a prompt take than a template writes for them, by themselves.
-
-    Raises UsageError for a model that does not see, and for a picture that cannot be decoded.
-    """
-    if not given:
-        return 0
+def vision_of(stored: StoredModel) -> Vision:
+    """Raises UsageError for a model that does not see."""
     vision = family_of(config_of(stored)).vision
     if vision is None or not stored.manifest.vision_bytes:
         raise UsageError(f"{stored.name} takes text alone: leave out images")
+    return vision
+
+
+def picture_variables(vision: Vision, tokenizer: Tokenizer, pictures: int) -> dict[str, list[str]]:
+    """Of a template, for it to place so many pictures."""
+    token = vision.token if isinstance(vision.token, str) else tokenizer.decode([vision.token], skip_special=False)
+    return told_of(vision, token, pictures)
+
+
+def text_ids(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """Of a text, without what a tokenizer puts in front of prompts."""
+    return lambda text: tokenizer.encode(text, added=False)
+
+
+def seen_of(given: GivenPicture, form: ImageProcessor) -> tuple[list[list[ByteArray]], tuple[int, int]]:
+    """The pixels of a picture's views, and the height and width that it was given with.
+
+    Raises UsageError for a picture that cannot be decoded or is out of bounds.
+    """
+    sizes = list[tuple[int, int]]()
+
+    def views(height: int, width: int) -> PictureViews:
+        sizes.append((height, width))
+        return form.views(height, width)
+
+    return decode(given.data, given.name, views), sizes[-1]
+
+
+def added_tokens(
+    vision: Vision, tokenizer: Tokenizer, stored: StoredModel, given: Sequence[GivenPicture], config: RuntimeConfig
+) -> int:
+    """How many more tokens the pictures of a prompt take than a template writes for them, by themselves.
+
+    Raises UsageError for a picture that cannot be decoded.
+    """
     form, added = processor_of(stored, vision, config), 0
     for each in given:
-        items = vision.layout.items(grids_of(decode(each.data, each.name, form.views), form))
+        pixels, size = seen_of(each, form)
+        items = written(vision.layout.items(grids_of(pixels, form)), size, text_ids(tokenizer))
         added += sum(math.prod(item) if isinstance(item, tuple) else 1 for item in items) - 1
     return added
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeinf.models.families.deepseek import deepseek_v3
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.moonvit import moonvit
+from moeinf.models.layers.vision.moonvit import moonvit, shown_by_kimi
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
 from moeinf.types import JsonObject
@@ -25,5 +25,5 @@ class Family(deepseek_v3.Family):
 
     def __init__(self, config: JsonObject) -> None:
         super().__init__(config)
-        hidden_size = self.decoder.attention.hidden_size
-        self.vision, self.no_vision = seeing(lambda: moonvit(Fields(config), hidden_size))
+        f, hidden_size = Fields(config), self.decoder.attention.hidden_size
+        self.vision, self.no_vision = seeing(lambda: moonvit(f, hidden_size, shown_by_kimi(f)))

@@ -1,7 +1,6 @@
-"""Kimi K3, the language model of it: Kimi Linear between attention residuals, with narrower experts (arXiv 2607.24653).
+"""Kimi K3: Kimi Linear between attention residuals, with narrower experts (arXiv 2607.24653), and a tower that sees.
 
-Decays are bounded, latent attention has a gate of values, and MLPs have SiTU between their matrices. Checkpoints hold a
-model of images beside it (`vision_tower.*`, `mm_projector.*`), which is left out.
+Decays are bounded, latent attention has a gate of values, and MLPs have SiTU between their matrices.
 """
 
 from __future__ import annotations
@@ -22,10 +21,13 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Weights
 from moeinf.models.layers.recurrent.kda import KdaConfig, below_zero
 from moeinf.models.layers.streams.raw_residual import ResidualConnections
+from moeinf.models.layers.vision.moonvit import Shown, moonvit
+from moeinf.models.layers.vision.vision import Titled, seeing
 from moeinf.models.text_part import TextIn
 from moeinf.models.widened import widened
-from moeinf.types import ExpertForm
+from moeinf.types import ExpertForm, JsonObject
 
+_END = "<|media_end|>"
 _OF_KDA = ("gate_lower_bound", "use_full_rank_gate")
 
 
@@ -100,3 +102,17 @@ class Family(kimi_linear.Family):
     ignored = (VISION,)
     no_matrices: ClassVar[tuple[str, ...]] = (*kimi_linear.Family.no_matrices, "_res_proj.weight")
     text = TextIn("language_model.model.", "language_model.")
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        f, hidden_size = Fields(config), self.decoder.attention.hidden_size
+        self.vision, self.no_vision = seeing(lambda: moonvit(f, hidden_size, _shown(f)))
+
+
+def _shown(f: Fields) -> Shown:
+    """Pictures behind their sizes. Raises CheckpointError for a tower of which config.json does not tell all."""
+    f.within("vision_config").present("norm_type", "mm_projector_type", "qkv_hidden_size", "pos_emb_interpolation_mode")
+    f.within("vision_config").present("attn_bias", "linear_bias", "patch_embed_proj_bias")
+    token = f.count("media_placeholder_token_id", 163605)
+    layout = Titled("<|media_begin|>", lambda height, width: f"image {width}x{height}", "<|media_content|>", _END)
+    return Shown(token, layout, variable="image_prompts")

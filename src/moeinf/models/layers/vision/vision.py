@@ -47,13 +47,15 @@ class Tower(ABC):
 
 Grid = tuple[int, int]  # rows and columns of tokens that follow one another
 Mark = int | str  # a token of the vocabulary: its id, or its text where config.json has no id
+Title = Callable[[int, int], str]  # a text that is told the height and width of a picture, as it was given
+Item = Grid | Mark | Title  # of what stands for a picture in a prompt
 T = TypeVar("T")
 
 
 class Layout(Protocol):
     """What stands for a picture in a prompt."""
 
-    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
         """Soft tokens, and tokens in front of, between and behind them. views: the rows of views of one picture."""
         ...
 
@@ -65,9 +67,23 @@ class Whole:
     before: tuple[Mark, ...] = ()
     behind: tuple[Mark, ...] = ()
 
-    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
         [[grid]] = views
         return [*self.before, grid, *self.behind]
+
+
+@dataclass(frozen=True, slots=True)
+class Titled:
+    """The tokens of a picture that is shown as a whole, behind a text that tells of what size it is."""
+
+    start: Mark
+    title: Title
+    content: Mark
+    end: Mark
+
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
+        [[grid]] = views
+        return [self.start, self.title, self.content, grid, self.end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,7 @@ class RowByRow:
     newline: Mark
     end: Mark  # in the place of the last newline
 
-    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
         [[(rows, cols)]] = views
         return [*((1, cols), self.newline) * (rows - 1), (1, cols), self.end]
 
@@ -93,9 +109,9 @@ class Tiles:
     below: tuple[Mark, ...] = ()  # a row of tiles
     below_last: bool = True
 
-    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Grid | Mark]:
+    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
         *rows, [whole] = views
-        found: list[Grid | Mark] = [*self.first]
+        found: list[Item] = [*self.first]
         for number, row in enumerate(rows, 1):
             for col, tile in enumerate(row):
                 found += [*(self.between if col else ()), *self.tile[0], tile, *self.tile[1]]
@@ -111,6 +127,20 @@ class Vision:
     patches_of_token: int
     brackets: tuple[Mark, ...] = ()  # what a template writes in front of that, and behind it the last
     layout: Layout = Whole()  # what is put in its place
+    variable: str | None = None  # of a template that writes whatever this lists for each picture; None: it has none
+
+
+def told_of(vision: Vision, token: str, count: int) -> dict[str, list[str]]:
+    """The variables of a template that shall write the token, by its text, for each of so many pictures."""
+    return {} if vision.variable is None else {vision.variable: [token] * count}
+
+
+def written(items: Sequence[Item], size: tuple[int, int], ids_of: Callable[[str], Sequence[int]]) -> list[Grid | Mark]:
+    """With the tokens of texts in their place. size: height and width of the picture."""
+    found = list[Grid | Mark]()
+    for item in items:
+        found += ids_of(item(*size)) if callable(item) else [item]
+    return found
 
 
 def with_ids(value: T, id_of: Callable[[str], int]) -> T:
