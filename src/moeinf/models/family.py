@@ -9,7 +9,7 @@ from importlib import import_module
 from moeinf.errors import CheckpointError, UnsupportedModelError, UsageError
 from moeinf.models.layers.assemble import DecoderFamily, EncoderDecoderFamily
 from moeinf.models.refused import REFUSED, WITH_CODE
-from moeinf.models.registry import MODULES, SUPPORTED
+from moeinf.models.registry import MODULES, OF_ARCHITECTURES, SUPPORTED
 from moeinf.types import Json, JsonObject
 
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, num_moe_experts, moe_expert_num, ...; not those
@@ -26,7 +26,7 @@ def family_of(config: JsonObject) -> AnyFamily:
     Raises CheckpointError where model_type is missing or a field is wrong, UnsupportedModelError for a type that is not
     in SUPPORTED and for a value that moeinf does not compute.
     """
-    model_type = config.get("model_type")
+    model_type = config.get("model_type") or next((OF_ARCHITECTURES.get(each) for each in _architectures(config)), None)
     if not isinstance(model_type, str):
         raise _without_type(config)
     if model_type == "mtp":  # moeinf's own: a layer of another family
@@ -47,8 +47,7 @@ def family_of(config: JsonObject) -> AnyFamily:
 
 
 def _without_type(config: JsonObject) -> CheckpointError:
-    said = config.get("architectures")
-    named = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
+    named = _architectures(config)
     if not named:
         return CheckpointError("config.json has no model_type: not a Hugging Face checkpoint")
     known = next((f": {WITH_CODE[name]}" for name in named if name in WITH_CODE), "")
@@ -56,6 +55,11 @@ def _without_type(config: JsonObject) -> CheckpointError:
         f"config.json has no model_type, only architectures, {named[0]!r:.100}, which this version does not "
         f"run{known}; docs/models.md has what is run"
     )
+
+
+def _architectures(config: JsonObject) -> list[str]:
+    said = config.get("architectures")
+    return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
 
 
 def check_writer(name: str, config: JsonObject, verb: str) -> None:

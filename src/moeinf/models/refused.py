@@ -39,6 +39,5 @@ REFUSED: Final = {
 
 # Of checkpoints whose config.json has no model_type, as code that comes with them reads it: by their architecture.
 WITH_CODE: Final = {
-    "LongcatCausalLM": "LongCat-Flash with tables of n-grams and attention to the tokens that an index chooses",
-    "LongcatFlashNgramForCausalLM": "LongCat-Flash with tables of n-grams beside the embedding of tokens",
+    "LongcatCausalLM": "LongCat-Flash with tables of n-grams and attention to the tokens that an index chooses"
 }

@@ -82,6 +82,7 @@ FAMILIES = (
     FamilyEntry("minimax", "minimax", also=("minimax_m1", "minimax_text_01")),
     FamilyEntry("minimax_m3_vl", "minimax"),
     FamilyEntry("longcat_flash", "deepseek"),
+    FamilyEntry("longcat_flash_ngram", "deepseek"),
     FamilyEntry("ernie4_5_vl_moe", "ernie", also=("ernie4_5_vl_moe_text", "ernie4_5_moe_vl")),
     FamilyEntry("aria", "mixtral", also=("aria_text",)),
     FamilyEntry("deepseek_ocr2", "deepseek", also=("deepseek_ocr2_text", "deepseek_vl_v2")),
@@ -123,3 +124,5 @@ FAMILIES = (
 
 SUPPORTED = tuple(entry.model_type for entry in FAMILIES)
 MODULES = {name: entry.module for entry in FAMILIES for name in (entry.model_type, *entry.also)}
+# Of checkpoints whose config.json has no model_type, as code that comes with them reads it.
+OF_ARCHITECTURES = {"LongcatFlashNgramForCausalLM": "longcat_flash_ngram"}

@@ -36,7 +36,7 @@ WORDS = {
     "first-minutes.md": 965,
     "formats.md": 2_189,
     "gpu.md": 655,
-    "models.md": 3_260,
+    "models.md": 3_263,
     "page.md": 1_000,
     "performance.md": 1_045,
     "prefixes.md": 650,

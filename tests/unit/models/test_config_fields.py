@@ -13,6 +13,7 @@ from moeinf.models.fields import Fields
 from tests.support.configs.deepseek_v3 import DEEPSEEK_V3
 from tests.support.configs.gpt_oss import GPT_OSS
 from tests.support.configs.granitemoe import GRANITE
+from tests.support.configs.longcat_flash_ngram import LONGCAT_NGRAM
 from tests.support.configs.mixtral import MIXTRAL
 from tests.support.configs.nllb_moe import NLLB
 from tests.support.configs.olmoe import OLMOE
@@ -162,12 +163,24 @@ def test_a_dense_model_is_told_apart_from_an_unsupported_moe() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "needs"),
-    [("LongcatFlashNgramForCausalLM", ": LongCat-Flash with tables of n-grams"), ("SomeForCausalLM", "; docs")],
+    [("LongcatCausalLM", ": LongCat-Flash with tables of n-grams"), ("SomeForCausalLM", "; docs")],
 )
 def test_a_config_without_a_type_is_told_by_its_architecture(architecture: str, needs: str) -> None:
-    """As LongCat-Flash-Lite was published, whose own code reads it."""
     with pytest.raises(UnsupportedModelError, match=f"no model_type.*'{architecture}'.*does not run{needs}"):
         family_of({"architectures": [architecture], "n_routed_experts": 256})
+
+
+def test_an_architecture_stands_for_the_type() -> None:
+    """As LongCat-Flash-Lite was published, whose own code reads it."""
+    untyped = {name: value for name, value in LONGCAT_NGRAM.items() if name != "model_type"}
+    assert family_of(untyped | {"architectures": ["LongcatFlashNgramForCausalLM"]}).name == "longcat_flash_ngram"
+    with pytest.raises(CheckpointError, match="hidden_size 64 is no multiple of the 6 tables"):
+        family_of(LONGCAT_NGRAM | {"emb_split_num": 3})
+    for name in ("ngram_exclude_sp_token", "ngram_fix_normalize_factor"):
+        with pytest.raises(UnsupportedModelError, match=f"{name} = True"):
+            family_of(LONGCAT_NGRAM | {name: True})
+    with pytest.raises(CheckpointError, match="no multiple of the 0 tables"):
+        family_of(LONGCAT_NGRAM | {"emb_neighbor_num": 1})
 
 
 MOE_OF_OTHER_FAMILIES: dict[str, dict[str, Any]] = {

@@ -27,7 +27,8 @@ _MTP = r"model\.mtp\..*"  # further layers that guess tokens ahead: kept, and no
 
 
 def _parse(f: Fields) -> Spec:
-    f.fixed(router_bias=False, zero_expert_type="identity")
+    f.fixed(router_bias=False, zero_expert_type="identity", norm_topk_prob=False)
+    f.fixed(mla_scale_q_lora=True, mla_scale_kv_lora=True)
     f.present("q_lora_rank", "zero_expert_num", "routed_scaling_factor")
     num_layers = f.count("num_layers", maximum=MOST_LAYERS // 2)
     f.only("num_hidden_layers", 2 * num_layers, None)
