@@ -45,8 +45,8 @@ disk a model takes, and which families moeinf runs. `moeinf fit org/repo` says t
 machine, without downloading it. `python docs/generate_models.py` writes this page; do not edit it.
 
 To try moeinf without a download, use `demo`, which comes with it: a model of 5.6 million weights that was trained on
-stories, and goes on with your text in words that make little sense. `demo:chat` is the same model with a chat template.
-It answers everything with a story and obeys no instructions.
+stories, and goes on with your text, making little sense. `demo:chat` is the same model with a chat template. It answers
+everything with a story.
 
 `moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`, and
 [first-minutes.md](first-minutes.md) says what they mean. Any other model of a family below is named by its repository,
@@ -55,11 +55,10 @@ as in `moeinf pull Qwen/Qwen3-30B-A3B --quant q4_k`.
 ## How much memory and disk a model takes
 
 All figures are for 4 bits a weight (`--quant q4_k`) on a CPU. With the *least memory* the model runs, and reads nearly
-every expert from the disk. With as much memory as it takes of the *disk*, all experts stay in memory. Everything in
-between works, and is faster the more memory there is. The columns behind it tell for machines of 8 to 64 GB, of which
-other programs have a quarter, how many of the experts stay in memory: the others are read from the disk when they are
-needed. Nothing stands where the model does not run. A checkpoint of the sizes of another has no row of its own,
-nor has one without experts.
+every expert from the disk. With as much memory as it takes of the *disk*, all experts stay in memory. Everything
+between works, and is faster with more memory. The columns behind it tell for machines of 8 to 64 GB, of which other
+programs have a quarter, how many of the experts stay in memory: the others are read from the disk when needed. Nothing
+stands where the model does not run. A checkpoint of another's sizes has no row, nor has one without experts.
 
 | checkpoint | parameters | for a token | disk at 4 bits | least memory | 8 GB | 16 GB | 32 GB | 64 GB | family |
 |---|---|---|---|---|---|---|---|---|---|

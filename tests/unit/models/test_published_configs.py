@@ -53,6 +53,8 @@ def footprint_of(name: str) -> Footprint:
         ("deepseek-v3.2", 672, 38, 163_840),
         ("deepseek-v4-flash", 284, 14, 1_048_576),
         ("deepseek-v4-pro", 1573, 50, 1_048_576),
+        ("dots.llm1", 143, 14, 32_768),
+        ("ernie-4.5-21b-a3b", 22, 3, 131_072),
         ("gemma-4-26b-a4b", 25, 4, 262_144),
         ("glm-4.5", 353, 34, 131_072),
         ("glm-4.5v", 107, 13, 65_536),
