@@ -35,7 +35,7 @@ SEQ2SEQ = all_configs("SEQ2SEQ_CONFIGS")
 # Of which transformers has none, or which are read as kimi_k2 and nemotron_h_omni.
 WITHOUT_CLASS = (
     *("arctic", "bailing_moe", "deepseek", "deepseek_v41", "kimi_k25", "maple", "minicpm", "nemo_speechlm"),
-    *("grok", "grove_moe", "k2_horizon", "kimi_k3", "longcat_flash_ngram", "mimo_v2", "smallthinker"),
+    *("glm5v", "grok", "grove_moe", "k2_horizon", "kimi_k3", "longcat_flash_ngram", "mimo_v2", "smallthinker"),
 )
 FAMILIES: dict[str, dict[str, Any]] = {}  # the first config of each
 for _config in (all_configs() | SEQ2SEQ).values():

@@ -57,7 +57,11 @@ _ALWAYS_F32 = re.compile(
 )
 
 
-LIKE = {"glm4v_moe": "glm4_moe", "kimi_k25": "deepseek_v3"}  # families whose text is converted as another's
+LIKE = {  # families whose text is converted as another's
+    "glm4v_moe": "glm4_moe",
+    "glm5v": "glm_moe_dsa",
+    "kimi_k25": "deepseek_v3",
+}
 
 
 def architecture_of(model_type: str, c: Mapping[str, Any]) -> str:

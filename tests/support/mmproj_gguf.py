@@ -178,7 +178,7 @@ def _of_bounded_glm(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, 
 def _of_kimi(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     patch = v["patch_size"]
     return {
-        "vision.image_size": v["pos_emb_height"] * patch,
+        "vision.image_size": v.get("pos_emb_height", v.get("init_pos_emb_height")) * patch,
         "vision.image_min_pixels": 8 * patch**2,
         "vision.image_max_pixels": 16384 * patch**2,
         "vision.projector.scale_factor": v["merge_kernel_size"][0],
@@ -224,6 +224,7 @@ _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict
     "gemma4": _of_gemma,
     "glm4v_moe": _of_glm,
     "glm5_next": _of_bounded_glm,
+    "glm5v": _of_kimi,
     "kimi_k25": _of_kimi,
     "llama4": _of_llama,
     "mistral3": _of_pixtral,

@@ -113,6 +113,12 @@ MARKS = {
         settings={"media_proc_cfg": {"in_patch_limit": 256}},
     ),
     "glm4v_moe": _OF_GLM,
+    "glm5v": Marks(
+        ("<|image|>", "media_placeholder_token_id"),
+        unnamed=("<|begin_of_image|>", "<|end_of_image|>"),
+        placeholder="<|begin_of_image|><|image|><|end_of_image|>",
+        settings={"media_proc_cfg": {"in_patch_limit": 256}},
+    ),
     "glm5_next": replace(_OF_GLM, settings={"max_image_tokens": 30}),
 }
 FAMILIES = ("qwen3_5_moe", "gemma4")

@@ -75,6 +75,7 @@ FAMILIES = (
     FamilyEntry("llama4", "llama", also=("llama4_text",)),
     FamilyEntry("deepseek_v32", "deepseek"),
     FamilyEntry("glm_moe_dsa", "glm"),
+    FamilyEntry("glm5v", "kimi"),
     FamilyEntry("axk2", "deepseek"),
     FamilyEntry("kimi_linear", "kimi"),
     FamilyEntry("kimi_k3", "kimi"),

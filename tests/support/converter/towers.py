@@ -21,7 +21,11 @@ from moeinf.models.family import family_of
 from tests.support.converter.record import HF, numbered, summary
 from tests.support.tiny_models import all_configs
 
-SEEING_HF = {"glm4v_moe": "Glm4vMoeForConditionalGeneration", "kimi_k25": "KimiK25ForConditionalGeneration"}
+SEEING_HF = {
+    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
+    "glm5v": "Glm5vForConditionalGeneration",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
+}
 RECORDED = Path(__file__).with_name("recorded_towers.json")
 NAMES = (
     "qwen3_5_moe",
@@ -30,6 +34,7 @@ NAMES = (
     "gemma4 standardised, no bidirectional attention",
     "glm4v_moe",
     "glm5_next",
+    "glm5v",
     "kimi_k25",
     "qwen4_exp",
     "mistral4",

@@ -27,6 +27,7 @@ SAME_FILES = {  # as whose GGUF they come
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
     "glm4v_moe": "glm4_moe",
+    "glm5v": "glm_moe_dsa",
     "mimo_v2": "mimo_v2_flash",
     "mistral": "llama",
 }

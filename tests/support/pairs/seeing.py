@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
@@ -245,6 +246,37 @@ class _KimiK3(Reference):
         return KimiK3Seeing(dict(config)).float().eval()
 
 
+class _Glm5v(Reference):
+    """Kimi K2.5's of transformers with the language model of GLM-5, under the names of these checkpoints."""
+
+    def model(self, config: Mapping[str, Any]) -> Any:
+        vision = {name.removeprefix("init_"): value for name, value in config["vision_config"].items()}
+        own = {"vision_config": vision, "image_token_id": config["media_placeholder_token_id"]}
+        return super().model({**config, **own, "projection_hidden_size": vision["hidden_size"]})
+
+    def publish(self, folder: Path) -> None:
+        tensors, names = safetensors.torch.load_file(folder / "model.safetensors"), list[str]()
+        for name in tensors:
+            for pattern, to in _OF_GLM5V:
+                name = re.sub(pattern, to, name)
+            names.append(name)
+        published = dict(zip(names, tensors.values(), strict=True))
+        safetensors.torch.save_file(published, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        vision = {re.sub("^pos_emb_", "init_pos_emb_", name): each for name, each in config["vision_config"].items()}
+        own = {"model_type": "glm5v", "vision_config": vision, self.token: config.pop("image_token_id")}
+        (folder / "config.json").write_text(json.dumps(config | own))
+
+
+_OF_GLM5V = (  # from names of transformers' Kimi K2.5
+    (r"^language_model\.", ""),
+    (r"^model\.(blocks|mm_projector)\.", lambda found: "model.layers." if found[1] == "blocks" else "mm_projector."),
+    (r"^vision_tower\.encoder\.patch_embed\.", "vision_tower.patch_embed."),
+    (r"^mm_projector\.proj\.0\.", "mm_projector.linear_1."),
+    (r"^mm_projector\.proj\.2\.", "mm_projector.linear_2."),
+)
+
+
 def _of_kimi_k3(model: Any, given: Mapping[str, Any]) -> Tensor:
     found: Tensor = model.rows(given["pixel_values"], given["image_grid_thw"])
     return found
@@ -272,6 +304,7 @@ REFERENCES: Mapping[str, Reference] = {
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "glm5_next": Reference("Glm5Next", _filled, settings={"min_image_tokens": 1}),
+    "glm5v": _Glm5v("Kimi_K25", _OneByOne, "media_placeholder_token_id"),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "kimi_k3": _KimiK3("", _OneByOne, "media_placeholder_token_id", _of_kimi_k3),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),

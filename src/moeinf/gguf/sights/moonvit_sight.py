@@ -1,4 +1,4 @@
-"""The tower of Kimi K2.5 in GGUF files."""
+"""The tower of Kimi K2.5 and GLM-5V in GGUF files."""
 
 from __future__ import annotations
 
@@ -74,5 +74,16 @@ MOONVIT = {
         _NAMES,
         _halves_apart,
         of_text="deepseek_v3",
-    )
+    ),
+    "glm-dsa": Sight(
+        "glm5v",
+        "kimik25",
+        _config,
+        lambda gguf, text: {},
+        _pictures,
+        {"media_placeholder_token_id": "<|image|>"},
+        _NAMES,
+        _halves_apart,
+        of_text="glm_moe_dsa",
+    ),
 }
