@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import cast
 
 from moeinf.errors import StoreError
@@ -44,14 +45,14 @@ class CheckedObject:
     def dtype(self) -> DType:
         value = self.text("dtype")
         if value not in DTYPE_BYTES:
-            raise self.error("dtype", f"is {value[:100]!r}; known: {', '.join(DTYPE_BYTES)}")
+            raise self.unknown("dtype", value, DTYPE_BYTES)
         return cast(DType, value)
 
     def format(self, name: str, *, whole: bool = False) -> Format:
         """whole: whether it may be one of whole numbers."""
         value = self.text(name)
         if value not in FORMAT_BLOCKS and not (whole and value == "i32"):
-            raise self.error(name, f"is {value[:100]!r}; known: {', '.join(FORMAT_BLOCKS)}")
+            raise self.unknown(name, value, FORMAT_BLOCKS)
         return cast(Format, value)
 
     def shape(self, format: Format) -> tuple[int, ...]:
@@ -81,7 +82,14 @@ class CheckedObject:
 
     def nothing_else(self) -> None:
         for name in self._values.keys() - self._taken:
-            raise self.error(str(name)[:100], "is not known to this version")
+            raise self._of_later(str(name)[:100], "is not known to this version")
 
     def error(self, name: str, fault: str) -> StoreError:
         return StoreError(f"{self.where}: {name} {fault}; pull it again")
+
+    def unknown(self, name: str, value: str, known: Iterable[str]) -> StoreError:
+        return self._of_later(name, f"is {value[:100]!r}; known: {', '.join(known)}")
+
+    def _of_later(self, name: str, fault: str) -> StoreError:
+        """Of what a later version may know."""
+        return StoreError(f"{self.where}: {name} {fault}; upgrade moeinf if a newer one made it, else pull it again")

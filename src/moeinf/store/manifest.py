@@ -256,7 +256,7 @@ def parse_source(values: JsonObject, where: str) -> ModelSource:
     item = CheckedObject(values, where)
     kind = item.text("kind")
     if kind not in _LOCATION_KEYS:
-        raise item.error("kind", f"is {kind[:100]!r}; known: {', '.join(_LOCATION_KEYS)}")
+        raise item.unknown("kind", kind, _LOCATION_KEYS)
     location: str = item.take(_LOCATION_KEYS[kind], str)
     revision = item.text("revision") if kind == "hub" else ""
     file = item.text("file") if kind == "hub" and "file" in item else ""
@@ -341,7 +341,7 @@ def _parse_quantisation(item: CheckedObject) -> tuple[Quantisation, tuple[str, .
     known_ones: tuple[tuple[str, ...], ...] = (EXPERT_CHOICES, DENSE_CHOICES)
     for (name, value), known in zip(choices.items(), known_ones, strict=True):
         if value not in known:
-            raise item.error(name, f"is {value[:100]!r}; known: {', '.join(known)}")
+            raise item.unknown(name, value, known)
     fallbacks = item.take("fallbacks", list)
     if not all(type(line) is str and line.isprintable() for line in fallbacks):
         raise item.error("fallbacks", "is not a list of lines")

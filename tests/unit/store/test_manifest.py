@@ -94,6 +94,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "dtype": (change("model", "dtype", to="f8"), "model: dtype"),
     "escape sequence": (change("model", "architecture", to="\x1b[2J"), "model: architecture"),
     "quantisation": (change("quantisation", "experts", to="q5"), "quantisation: experts is 'q5'; known: keep, q8_0"),
+    "format of later": (change("quantisation", "dense", to="q1"), "; upgrade moeinf if a newer one made it, else pull"),
     "fallbacks": (change("quantisation", "fallbacks", to=["\x1b"]), "quantisation: fallbacks"),
     "tensor format": (change("experts", "tensors", 0, "dtype", to="q9_0"), "tensors[0]: dtype is 'q9_0'; known: bf16"),
     "tensor of part blocks": (change("experts", "tensors", 0, "dtype", to="q4_k"), "must be whole q4_k blocks of 256"),
