@@ -252,7 +252,7 @@ def make_tier(
 
     slices: how many an expert of each layer is cut into; a slot then holds one of them.
     sizes: of slots, none of which is smaller than the others are without. reader_of: given the memory, in place of
-    FakeReader.
+    FakeReader; no page is then taken ahead of its reads, which the system would do in its own time.
     """
     most = max(slices, default=1)
     shape = shape_of_slices(SHAPE, most)
@@ -268,7 +268,7 @@ def make_tier(
         cache = ExpertCache(SHAPE, region, chosen)
     times = itertools.count(0.0, idle_s)
     idle = IdleWindow(lambda: next(times), seconds=idle_s)
-    loader = Loader(cache, reader, memory, load_bytes_ahead)
+    loader = Loader(cache, reader, memory if reader_of is None else None, load_bytes_ahead)
     tier = Tier(cache, loader, errors_of(SHAPE, most), Profiler(), idle, drain_s)
     tier.memory = memory
     return tier, reader, chosen
