@@ -51,6 +51,8 @@ NAMED = {
     "hy_v4": "hy4-preview",
     "hy_v4_vl": "hy4",
     "glm5_next": "glm-5.3-flash",
+    "glm5v": "glm-5.2-vision",
+    "longcat_flash_ngram": "longcat-flash-lite",
     "arctic": "arctic",
     "qwen3_omni_moe": "qwen3-omni",
     "cohere2_moe": "north-mini-code",
