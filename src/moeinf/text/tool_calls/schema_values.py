@@ -12,6 +12,7 @@ from moeinf.types import Json, JsonMapping
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ANY_CASE = {word.lower(): value for word, value in _WORDS.items()}
+_BITS = {"1": True, "0": False}
 STRUCTURED = frozenset({"object", "array"})
 NO_TEXT = STRUCTURED | {"number", "integer", "boolean", "null"}
 
@@ -31,14 +32,21 @@ class ToolSchemas:
         return self._schemas[tool].fits(arguments)
 
     def value(self, tool: str, parameter: str, text: str, untyped: frozenset[str] = STRUCTURED) -> Json:
-        """The value of a parameter. Text that cannot be of its type stays text, for the caller to refuse.
+        """The value of a parameter, also where it stands in quotes that its type does not have.
 
+        Text that cannot be of its type stays text, for the caller to refuse.
         untyped: what text may be beside text where the schema does not say, which is a syntax's own rule.
         """
         types = self._schemas[tool].types(parameter) if tool in self._schemas else None
         if types is None:
             return _as_one_of(untyped, text, loose=False)
-        return _as_one_of(types & (STRUCTURED | {"null"}) if "string" in types else types, text, loose=True)
+        if "string" in types:
+            return _as_one_of(types & (STRUCTURED | {"null"}), text, loose=True)
+        value, quoted = _as_one_of(types, text, loose=True), _as_json(text)
+        if value == text and isinstance(quoted, str):
+            inner = _as_one_of(types, quoted, loose=False)
+            return value if inner == quoted else inner
+        return value
 
     def member(self, tool: str, parameter: str, text: str, untyped: frozenset[str] = STRUCTURED) -> str:
         """A parameter and its value as a member of a JSON object."""
