@@ -1,9 +1,12 @@
 """Reads parameters whose values stand in plain text between marks, and may hold any marks themselves.
 
 A value ends at the first mark behind which the call goes on, or is closed, as its syntax has it. It may quote whole
-calls: what is opened in it is closed in it. And where text behind a closed call would close one once more, the call was
-not closed before. So the end of a call is certain once another begins, or the answer ends. Only where that leaves no
-end at all are the ways tried in which models forget a mark, and not where the answer was cut off.
+calls, and parameters within a line: what is opened in it is closed in it. And where text behind a closed call would
+close one once more, the call was not closed before. So the end of a call is certain once another begins, or the answer
+ends. Only where that leaves no end at all are the ways tried in which models forget a mark, and not where the answer
+was cut off.
+
+Of a value on lines of its own, a last line that is the mark behind it, and closes nothing in it, was written twice.
 
 What nobody can tell apart stays so: a value that holds the end of its parameter and the beginning of another one, or
 the end of its call and the beginning of another one, is what these say.
@@ -24,7 +27,8 @@ from moeinf.text.tool_calls.reading import End, Fragment, NotACallError, Reading
 class Form:
     """How a syntax writes parameters.
 
-    read_key: reads what stands before a value; raises NotACallError for anything else. end: the mark behind a value.
+    read_key: reads what stands before a value; raises NotACallError for anything else. start: the last mark that it
+    passes, or how that begins. end: the mark behind a value.
     closes: the marks that close the call behind its last value. opens: the mark that begins a call. begins: whether
     one does behind that mark. lined: whether values stand on lines of their own. next_key: finds parameters in a text
     that lacks the marks between them. goes_on: whether another call begins here, within the mark that opened this one;
@@ -32,6 +36,7 @@ class Form:
     """
 
     read_key: Callable[[Source], Reading[str]]
+    start: str
     end: str
     closes: tuple[str, ...]
     opens: str
@@ -111,7 +116,7 @@ def _read_value(source: Source, form: Form, key: str) -> Reading[_Read]:
         source.at = start
         try:
             text, ends_call = yield from _read_in_one_way(source, form, way)
-            return _Read([(key, text)], ends_call)
+            return _Read([(key, _plain(_ended_once(source, form, text)))], ends_call)
         except NotACallError:
             if source.cut:
                 raise
@@ -152,19 +157,36 @@ def _read_in_one_way(source: Source, form: Form, way: _Way) -> Reading[tuple[str
             depth += begins and way.nested
             continue
         end = behind - len(source.written(mark))
-        may_end = not depth and (not lined or source.text[end - 1] == "\n")
+        value = source.text[start:end]
+        may_end = not depth and (not lined or value.endswith("\n") or not _is_open(source, form, value))
         call_end = yield from _closed(source, form, way.closes)
         if call_end is not None and depth:
             depth -= 1
         elif call_end is not None and may_end:
             closed, source.at = (end, call_end), call_end
         elif may_end and (yield from _goes_on(source, form)):
-            return _plain(source.text[start:end]), False
-        elif may_end and (yield from _calls_again(source, form, source.text[start:end])):
-            return _plain(source.text[start:end]), True
+            return value, False
+        elif may_end and (yield from _calls_again(source, form, value)):
+            return value, True
     assert closed is not None
     source.at = closed[1]
-    return _plain(source.text[start : closed[0]]), True
+    return source.text[start : closed[0]], True
+
+
+def _is_open(source: Source, form: Form, text: str) -> bool:
+    """Whether a text begins a parameter that the next mark would end."""
+    return text.count(source.written(form.start)) > text.count(source.written(form.end))
+
+
+def _ended_once(source: Source, form: Form, text: str) -> str:
+    """The text of a value that stands on lines of its own, without a second line that is but the mark of its end."""
+    end = source.written(form.end)
+    while form.lined and (kept := text.rstrip()).endswith(f"\n{end}"):
+        before = kept.removesuffix(end)
+        if not before.strip() or _is_open(source, form, before):
+            break
+        text = before
+    return text
 
 
 def _next_mark(source: Source, form: Form) -> Reading[str]:
@@ -186,12 +208,24 @@ def _closed(source: Source, form: Form, closes: tuple[str, ...]) -> Reading[int 
         if not (yield from source.accept(mark)):
             source.at = start
             return None
+        if mark != closes[-1]:
+            yield from _pass_again(source, mark)
     behind, found = source.at, True
     if closes[-1:] != form.closes[-1:]:
         yield from source.space()
         found = (yield from source.at_end()) or (yield from _call_follows(source, form))
     source.at = start
     return behind if found else None
+
+
+def _pass_again(source: Source, mark: str) -> Reading[None]:
+    """Passes over a mark that was written more than once."""
+    behind = source.at
+    yield from source.space()
+    while (yield from source.accept(mark)):
+        behind = source.at
+        yield from source.space()
+    source.at = behind
 
 
 def _call_follows(source: Source, form: Form) -> Reading[bool]:

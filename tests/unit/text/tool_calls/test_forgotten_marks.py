@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -130,3 +131,61 @@ def test_the_word_behind_a_tag_of_gemma_is_no_part_of_a_later_thought_either() -
     for thought in ("", "more"):
         answer = f"Yes.<|channel>thought\n{thought}<channel|>"
         assert split(None, [answer], tags)[0] == (thought, "Yes.") == split(None, list(answer), tags)[0]
+
+
+DOUBLED = (
+    "<tool_call>\n<function=note>\n<parameter=text>\n{}\n</parameter>\n<parameter=pinned>\ntrue\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+END, QUOTED = "</parameter>", "<parameter=x>\n1\n</parameter>"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_mark_behind_a_value_may_come_twice(size: int) -> None:
+    """As Qwen3.6 has written it (llama.cpp#24807). A value that quotes a whole parameter keeps its end."""
+    for text, value in (
+        (DOUBLED.format("a").replace(END, f"{END}\n{END}", 1), "a"),
+        (DOUBLED.format("a").replace(END, f"{END}{END}", 1), "a"),
+        (DOUBLED.format("a\n").replace(END, f"{END}\n{END}\n{END}", 1), "a\n"),
+        (DOUBLED.format("a").replace(f"{END}\n</f", f"{END}\n{END}\n</f"), "a"),
+        (DOUBLED.format(QUOTED), QUOTED),
+        (DOUBLED.format(QUOTED).replace(QUOTED + "\n", f"{QUOTED}\n{END}\n"), QUOTED),
+        (DOUBLED.format(END), END),
+        (DOUBLED.format(f"a {END}"), f"a {END}"),
+    ):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert split(QWEN_XML, parts)[1] == [("note", json.dumps({"text": value, "pinned": True}))], text
+
+
+@pytest.mark.parametrize("given", ["functions.note:2", "functions_note_2", "functions_note:2", "note_2"])
+def test_an_id_of_kimi_may_lack_its_marks(given: str) -> None:
+    """As Kimi K2.7 has written it (llama.cpp#24658)."""
+    call = f"<|tool_call_begin|>{given}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    answer = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    assert split(KIMI, [answer])[1] == [EMPTY]
+
+
+def qwen(*values: str) -> str:
+    marks = zip(("text", "tags"), values, strict=False)
+    inner = "".join(f"<parameter={name}>\n{value}</parameter>\n" for name, value in marks)
+    return f"<tool_call>\n<function=note>\n{inner}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("answer", "calls"),
+    [
+        (qwen("a", "[1]\n"), [{"text": "a", "tags": [1]}]),
+        (qwen("a") + "\n" + qwen("b\n"), [{"text": "a"}, {"text": "b"}]),
+        (qwen("a\n", "[1]") + "\n" + qwen("b\n", "[2]\n"), [{"text": "a", "tags": [1]}, {"text": "b", "tags": [2]}]),
+        (qwen("a\n", "[1]\n").replace("</function>", "</function>\n</function>"), [{"text": "a", "tags": [1]}]),
+        (qwen("x <parameter=y>1</parameter>\n<parameter=z>2</parameter> end\n", "[1]\n"),
+         [{"text": "x <parameter=y>1</parameter>\n<parameter=z>2</parameter> end", "tags": [1]}]),
+        (qwen("a</parameter>\n</function>\n</tool_call> ends it\n", "[1]\n"),
+         [{"text": "a</parameter>\n</function>\n</tool_call> ends it", "tags": [1]}]),
+    ],
+)  # fmt: skip
+def test_the_line_behind_a_value_may_be_forgotten(answer: str, calls: list[object], size: int) -> None:
+    """As Qwen3.6 forgets it now and then (llama.cpp#26763)."""
+    parts = [answer[at : at + size] for at in range(0, len(answer), size)]
+    assert split(QWEN_XML, parts) == (("", ""), [("note", json.dumps(call)) for call in calls])

@@ -81,9 +81,10 @@ HEADS = [
     "<|channel|>analysis to=NAME code<|message|>",
     " to=functions.NAME<|channel|>commentary json<|message|>",
 ]
-# What nobody can tell from the end of a parameter or call and the beginning of the next one.
+# What nobody can tell from the end of a parameter or call and the beginning of the next one, or an end written twice.
 AMBIGUOUS = re.compile(
     r"</parameter>\s*<parameter=[^<>\n]*>|</parameter>\s*<parameter name="
+    r"|\S\s*\n\s*</parameter>\s*\Z"
     r"|</arg_value>\s*<arg_key>[^<\n]*</arg_key>\s*<arg_value>"
     r"|</parameter>\s*</function>\s*</tool_call>.*<tool_call>\s*<function="
     r"|</arg_value>\s*</tool_call>.*<tool_call>\s*[\w./:-]+\s*(?:<arg_key>|</tool_call>)",

@@ -77,7 +77,7 @@ def _syntax(
             return False
         return (yield from source.follows(key, end_call))
 
-    form = Form(read_key=read_key, end=end_value, closes=(end_call,), opens=call, begins=begins)
+    form = Form(read_key=read_key, start=value, end=end_value, closes=(end_call,), opens=call, begins=begins)
     marks = [call, end_call, key, end_key, value, end_value, *([separator] if separator else []), *opens, *closes]
 
     def elements(name: str) -> Elements:

@@ -55,7 +55,7 @@ def _syntax(sections: Sequence[str], mark: str, known_by: str, tokens: Sequence[
             return False
         return True
 
-    form = Form(read_key=read_key, end=end_parameter, closes=(end_call,), opens=call, begins=begins)
+    form = Form(read_key=read_key, start=parameter, end=end_parameter, closes=(end_call,), opens=call, begins=begins)
 
     def read_one(tools: ToolSchemas, source: Source) -> Reading[None]:
         name = yield from _read_name(source)

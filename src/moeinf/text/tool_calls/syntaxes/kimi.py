@@ -22,7 +22,7 @@ _CALL, _ARGUMENTS, _END_CALL = "<|tool_call_begin|>", "<|tool_call_argument_begi
 _OPEN_ONE, _CLOSE_ONE = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
 _CLOSES = (_CLOSE, _CLOSE_ONE)
 _NUMBER = re.compile(r":\d+\Z")
-_SLOPPY_ID = re.compile(r"(?:functions[.:]?)?(.*?):?(\d*)")
+_SLOPPY_ID = re.compile(r"(?:functions[.:_]?)?(.*?)[:_]?(\d*)")
 
 
 def _read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
@@ -40,7 +40,8 @@ def _read_call(tools: ToolSchemas, source: Source) -> Reading[None]:
 
 
 def _called(given: str, tools: ToolSchemas) -> str:
-    """The tool that an id calls. Some answers leave out a point or a colon of it (functionsexec5)."""
+    """The tool that an id calls. Some answers leave out a point or a colon of it, or write lines instead
+    (functionsexec5, functions_exec_5)."""
     name = _NUMBER.sub("", given).removeprefix("functions.")
     if name in tools:
         return name

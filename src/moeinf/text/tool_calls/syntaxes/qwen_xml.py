@@ -90,6 +90,7 @@ def _member(tools: ToolSchemas, name: str, key: str, value: str) -> str:
 
 _FORM = Form(
     read_key=_read_key,
+    start=_PARAMETER,
     end=_END_PARAMETER,
     closes=(_END_FUNCTION, _CLOSE),
     opens=_OPEN,
