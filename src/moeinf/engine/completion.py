@@ -135,12 +135,13 @@ class Completion:
     token_ids: list[int]
     finish_reason: FinishReason
     stats: GenerationStats
-    thinking: str = ""  # what the model wrote before the answer, where it thinks
-    thought_tokens: int = 0  # the first tokens, up to the end of that
+    thinking: str = ""  # what the model wrote before the answer, or between its parts, where it thinks
+    thought_tokens: int = 0  # of that, with the tags before them
     stop: str | None = None  # the stop string at which it ended, which is no part of the text
     cut_by: CutBy | None = None  # of an answer that did not end by itself
     call_parts: list[CallPart] = field(default_factory=list)  # of tools that the model called, as they came
     vectors: list[Float32Array] = field(default_factory=list)  # of the texts of a request for embeddings
+    _told_tokens: int = 0  # of which all pieces have come
 
     def add(self, piece: Piece) -> None:
         """Takes a piece of the answer as it comes."""
@@ -148,9 +149,10 @@ class Completion:
             self.call_parts.append(piece.call)
         elif piece.thought:
             self.thinking += piece.text
-            self.thought_tokens = len(self.token_ids)
+            self.thought_tokens += len(self.token_ids) - self._told_tokens
         else:
             self.text += piece.text
+        self._told_tokens = len(self.token_ids)
 
     @property
     def tool_calls(self) -> list[ToolCall]:

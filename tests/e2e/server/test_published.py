@@ -108,7 +108,7 @@ def openai_kinds(events: Iterable[Json]) -> Iterator[str]:
 
 HI = [{"role": "user", "content": "Tell me of a dog."}]
 OURS = ("moeinf", "choices.delta.reasoning", "choices.delta.reasoning_content", "usage.prompt_tokens_details")
-THEIRS = ("system_fingerprint", "choices.delta.refusal", "usage.completion_tokens_details")  # said of no model here
+THEIRS = ("system_fingerprint", "choices.delta.refusal")  # said of no model here
 USAGE = {"stream_options": {"include_usage": True}, "temperature": 0}
 
 

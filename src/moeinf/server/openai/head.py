@@ -52,4 +52,5 @@ def usage_of(completions: Sequence[Completion], prompts: int = 1) -> JsonObject:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.thought_tokens for each in completions)},
     }
