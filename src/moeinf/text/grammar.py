@@ -281,4 +281,6 @@ def _reason(error: str) -> str:
     said = re.split(r"\n *[0-9]+ \| |\n<state>", error.rpartition("failed to compile JSON schema: ")[2])[0]
     if "recursion limit exceeded" in said:
         return "it is nested too deeply"
+    if "coerce_one_of" in said:
+        return "the alternatives of a oneOf overlap, so that more than one could match; write anyOf"
     return "no JSON matches the schema" if said.startswith("NoExtension") else " ".join(said.split())[:300]

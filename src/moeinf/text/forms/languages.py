@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, gbnf_to_lark, regex_to_lark
 
 from moeinf.errors import in_a_line
+from moeinf.text.forms.schema_words import in_known_words
 
 # In one place: as people indent. How much there may be in all says json_space.py.
 _SPACE = {"x-guidance": {"whitespace_pattern": r"( {1,2}|\n[ \t]{0,32})"}}
@@ -37,7 +38,10 @@ def expression(form: Mapping[str, str]) -> str:
 
 
 def _schema(text: str) -> str:
-    return f"%json {json.dumps({**_held(json.loads(text)), **_SPACE})}"
+    held = _held(json.loads(text))
+    if held is False:
+        raise GrammarError("no JSON matches the schema")
+    return f"%json {json.dumps({**({} if held is True else held), **_SPACE})}"
 
 
 def _held(schema: Any) -> Any:
@@ -53,9 +57,12 @@ def _held(schema: Any) -> Any:
     is_number = isinstance(multiple, int | float) and not isinstance(multiple, bool)
     if is_number and _num_remainders(float(multiple or 0)) > _MOST_REMAINDERS:
         raise GrammarError(f"multipleOf cannot be {multiple}: only multiples of small numbers can be held")
+    known = in_known_words(schema)
+    if not isinstance(known, dict):
+        return known
     return {
         name: _held_value(name, value)
-        for name, value in schema.items()
+        for name, value in known.items()
         if name != "format" or not isinstance(value, str) or _holds_format(value)
     }
 
