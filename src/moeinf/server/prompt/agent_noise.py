@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from moeinf.types import Message
 
-# The line in which an agent tells whom to charge, with a sum that differs each time.
-_BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*", re.IGNORECASE)
+# In which an agent tells whom to charge, with a sum that differs each time; what a proxy joins to it is no part of it.
+_BILLING = re.compile(r"\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^\s;]*;?)+[ \t]*\n*", re.IGNORECASE)
 # What is left of the context; some agents append it once more with every turn.
 _OPENS, _CLOSES = "<total_tokens>", "</total_tokens>"
 _TOKENS_LEFT = re.compile(r"<total_tokens>\s*[0-9][0-9,. ]{0,20}\s*tokens? left\s*</total_tokens>")

@@ -26,6 +26,12 @@ def test_requests_that_differ_in_noise_alone_have_one_prompt() -> None:
     assert first == second == [{"role": "system", "content": SYSTEM.rstrip()}, user]
 
 
+@pytest.mark.parametrize("between", ["", " ", "\n", "\n\n", " \n"])
+def test_what_a_proxy_joins_to_the_billing_block_stays(between: str) -> None:
+    block = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
+    assert quiet_text(f"{block}{between}{SYSTEM}") == SYSTEM
+
+
 def test_a_late_counter_goes_and_a_late_instruction_stays() -> None:
     chat = [
         {"role": "user", "content": "hi"},
@@ -46,6 +52,7 @@ def test_a_late_counter_goes_and_a_late_instruction_stays() -> None:
         "</total_tokens>",
         "5 tokens left</total_tokens>",
         "The x-anthropic-billing-header: is a header.",
+        "x-anthropic-billing-header: is a header.",
         "Trailing space  \n\n",
     ],
 )
