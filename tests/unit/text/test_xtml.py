@@ -67,6 +67,14 @@ def test_thoughts_and_answers_are_told_by_their_elements(
     assert read(tokenizer, prompt, answer) == (*wanted, [])
 
 
+@pytest.mark.parametrize("behind", ["", "<|close|>response<|sep|>", f"{END_THINK}", f"{OPEN_RESPONSE}{END_RESPONSE}"])
+def test_the_end_of_a_thought_in_front_of_calls_may_be_forgotten(tokenizer: Tokenizer, behind: str) -> None:
+    """As Kimi K3 forgets it in every twentieth turn with calls (vllm#53246)."""
+    calls = K3.answer[K3.answer.index("<|open|>tools<|sep|>") :]
+    found = read(tokenizer, OPEN_THINK, f"Hm.{behind}{calls}")
+    assert found == ("Hm.", "", ["get_weather", "note"])
+
+
 @pytest.mark.parametrize("end", ["<|close|>", "<|close|>thi", f"{END_THINK}<|open|>resp"])
 def test_of_a_tag_that_is_cut_nothing_is_text(tokenizer: Tokenizer, end: str) -> None:
     assert read(tokenizer, OPEN_THINK, f"Hm.{end}", cut=True) == ("Hm.", "", [])

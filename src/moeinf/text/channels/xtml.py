@@ -82,9 +82,12 @@ class XtmlStream:
     def _entered(self, tag: re.Match[str]) -> Iterator[Piece]:
         """Takes a tag between elements. Those of the message and of elements that end are no text."""
         opens = tag["kind"] == OPEN
+        if opens:  # also in a thought, whose end some answers leave out
+            self._element = tag["name"]
         if _TOOLS in (tag["name"], self._element):
             yield from self._said(tag[0])
-        self._element = tag["name"] if opens else ""
+        if not opens:
+            self._element = ""
         self._begun = self._begun and not opens
 
     def _certain(self) -> Iterator[Piece]:

@@ -12,9 +12,11 @@ from moeinf.text.tool_calls.schema_values import ToolSchemas
 from moeinf.text.tool_calls.splitter import CallSplitter
 from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
+from moeinf.text.tool_calls.syntaxes.gemma_calls import GEMMA
 from moeinf.text.tool_calls.syntaxes.glm_calls import GLM
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.hermes import HERMES
+from moeinf.text.tool_calls.syntaxes.invoke_calls import DSML, DSML_V4, DSML_V41, MINIMAX
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
 from moeinf.text.tool_calls.syntaxes.qwen_xml import QWEN_XML
@@ -189,3 +191,74 @@ def test_the_line_behind_a_value_may_be_forgotten(answer: str, calls: list[objec
     """As Qwen3.6 forgets it now and then (llama.cpp#26763)."""
     parts = [answer[at : at + size] for at in range(0, len(answer), size)]
     assert split(QWEN_XML, parts) == (("", ""), [("note", json.dumps(call)) for call in calls])
+
+
+@pytest.mark.parametrize("stray", ["</arg_value>", "</arg_key>\n"])
+@pytest.mark.parametrize("end", ["</tool_call>", ""])
+def test_a_call_of_glm_without_parameters_may_end_one(stray: str, end: str) -> None:
+    """As GLM-5.2 has written it."""
+    assert split(GLM, [f"Now.<tool_call>note{stray}{end}"]) == (("", "Now."), [EMPTY])
+    assert split(GLM, [f"<tool_call>other{stray}{end}"])[1] == []
+
+
+def invoke(mark: str, city: str) -> str:
+    parameter = f'<{mark}parameter name="city"' + (' string="true">' if mark else ">")
+    return f'<{mark}invoke name="get_weather">\n{parameter}{city}</{mark}parameter>\n</{mark}invoke>'
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("syntax", "mark", "section"),
+    [
+        (MINIMAX, "", "minimax:tool_call"),
+        (DSML, "｜DSML｜", "｜DSML｜function_calls"),
+        (DSML_V4, "｜DSML｜", "｜DSML｜tool_calls"),
+        (DSML_V41, "｜DSML｜ ", "｜DSML｜ calls"),
+    ],
+)
+def test_calls_may_lack_what_holds_them(syntax: Syntax, mark: str, section: str, size: int) -> None:
+    """As DeepSeek V4 has written them (sglang#40236)."""
+    rome, oslo = invoke(mark, "Rome"), invoke(mark, "Oslo")
+    for answer, text, calls in (
+        (f"Now.\n\n{rome}", "Now.", [ROME]),
+        (f"Now.\n\n{rome}\n{oslo}\n</{section}>", "Now.", [ROME, OSLO]),
+        (f"{rome}\nDone.", "Done.", [ROME]),
+        (f"<{section}>\n{rome}", "", [ROME]),
+        (f'<{section}>\n<{mark}invoke name="note"/>\n{oslo}\n</{section}>', "", [EMPTY, OSLO]),
+        (f'<{mark}invoke name="note" />', "", [EMPTY]),
+        (rome.replace("get_weather", "other"), rome.replace("get_weather", "other"), []),
+        (f'A tag is <{mark}invoke name="note">.', f'A tag is <{mark}invoke name="note">.', []),
+    ):
+        parts = [answer[at : at + size] for at in range(0, len(answer), size)]
+        assert split(syntax, parts) == (("", text), calls), answer
+
+
+def test_the_mark_of_a_section_may_be_misspelt() -> None:
+    """As DeepSeek V4 has written it (vllm#51914)."""
+    answer = f"<｜DSML｜toolcalls>\n{invoke('｜DSML｜', 'Rome')}\n</｜DSML｜tool_calls>"
+    assert split(DSML_V4, [answer]) == (("", ""), [ROME])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('tags:["x", "a, b"],text:<|"|>y<|"|>', {"tags": ["x", "a, b"], "text": "y"}),
+        ("tags:['it\\'s', '}'],text:'y'", {"tags": ["it's", "}"], "text": "y"}),
+        (
+            'tags=["x"],text="Smith, \\"a\\", 2024",pinned=true',
+            {"tags": ["x"], "text": 'Smith, "a", 2024', "pinned": True},
+        ),
+        ('"text": "a\\nb", "more": {"mode": "fast", "n": 1}', {"text": "a\nb", "more": {"mode": "fast", "n": 1}}),
+        ('text:"say "hi" now"', {"text": 'say "hi" now'}),
+        ('text:"hi" he said', {"text": '"hi" he said'}),
+        ('text:<|"|>say "hi", ok<|"|>', {"text": 'say "hi", ok'}),
+        ("text:it's,pinned:true", {"text": "it's", "pinned": True}),
+        ("text:a=b", {"text": "a=b"}),
+    ],
+)
+def test_texts_of_gemma_may_stand_in_other_quotes(written: str, arguments: object, size: int) -> None:
+    """As Gemma 4 writes them within lists and objects (vllm#51284)."""
+    answer = f"<|tool_call>call:note{{{written}}}<tool_call|>"
+    parts = [answer[at : at + size] for at in range(0, len(answer), size)]
+    assert split(GEMMA, parts) == (("", ""), [("note", json.dumps(arguments))])

@@ -1,7 +1,11 @@
-"""<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>: Gemma 4, whose texts stand between tokens."""
+"""<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>: Gemma 4, whose texts stand between tokens.
+
+Some answers have texts as JSON or Python write them, quoted keys, or = behind a key.
+"""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 
@@ -14,7 +18,7 @@ from moeinf.text.tool_calls.syntax import Syntax
 from moeinf.types import Json
 
 _OPEN, _CLOSE, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_KEY, _MAX_KEY_CHARS = re.compile(rf"[^:{{}}\[\],\n{TOKEN_MARK}]*"), 200
+_KEY, _MAX_KEY_CHARS = re.compile(rf"[^:={{}}\[\],\n{TOKEN_MARK}]*"), 200
 _WORD, _MAX_WORD_CHARS = re.compile(rf"[^,{{}}\[\]{TOKEN_MARK}]*"), 4000
 _MAX_DEPTH = 100
 
@@ -56,21 +60,55 @@ def _closes(source: Source, end: str) -> Reading[bool]:
 
 
 def _read_member(source: Source, depth: int) -> Reading[tuple[str, Json]]:
-    if (yield from source.accept(_QUOTE)):
-        key, _ = yield from source.until(_QUOTE)
-    else:
+    key = yield from _read_text(source, ":=")
+    if key is None:
         key = (yield from source.matching(_KEY, _MAX_KEY_CHARS)).strip()
     yield from source.space()
-    yield from source.expect(":")
+    if not (yield from source.accept_any(":", "=")):
+        raise NotACallError
     return key, (yield from _read_value(source, depth))
+
+
+def _read_text(source: Source, behind: str) -> Reading[str | None]:
+    """A text in quotes, behind which one of these characters stands; None, and nothing is read, where there is none."""
+    if (yield from source.accept(_QUOTE)):
+        return (yield from source.until(_QUOTE))[0]
+    start = source.at
+    quote = yield from source.peek()
+    if quote not in "\"'":
+        return None
+    source.at += 1
+    while True:
+        try:
+            yield from source.until(quote)
+            end = source.at
+            yield from source.space()
+            ends = (yield from source.peek()) in behind
+        except NotACallError:
+            if source.cut:
+                raise
+            source.at = start
+            return None
+        written = source.text[start:end] if ends else ""
+        source.at = end
+        if ends and (len(written) - len(written[:-1].rstrip("\\"))) % 2:  # the quote is not escaped
+            return _meant(written.replace(TOKEN_MARK, ""))
+
+
+def _meant(written: str) -> str:
+    """A text of JSON or Python, or the letters between its quotes where it is none."""
+    try:
+        found = json.loads(written, strict=False) if written[0] == '"' else ast.literal_eval(written)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = None
+    return found if isinstance(found, str) else written[1:-1]
 
 
 def _read_value(source: Source, depth: int) -> Reading[Json]:
     yield from source.space()
     if depth == _MAX_DEPTH:
         raise NotACallError
-    if (yield from source.accept(_QUOTE)):
-        text, _ = yield from source.until(_QUOTE)
+    if (text := (yield from _read_text(source, ",}]"))) is not None:
         return text
     if (yield from source.accept("{")):
         members: dict[str, Json] = {}

@@ -45,6 +45,8 @@ def _syntax(
             yield from HERMES.read(source, opened, tools)
             return
         name = yield from read_tool(source)
+        if name in tools and (yield from source.accept_any(end_value, end_key)):  # of parameters that are not there
+            yield from source.space()
         if (yield from source.follows(key, end_call)):
             yield Name(name)
             yield from read_parameters(source, form, partial(_member, tools, name))

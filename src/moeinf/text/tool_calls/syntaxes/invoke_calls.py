@@ -5,6 +5,8 @@ MiniMax M2:    <minimax:tool_call><invoke name="f"><parameter name="key">value</
 DeepSeek V3.2: <｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="key" string="true">value
                </｜DSML｜parameter></｜DSML｜invoke> ... </｜DSML｜function_calls>; V4 writes tool_calls there,
                V4.1 calls, with a space in front of the name of each tag
+
+Some answers leave out what holds the calls, or close one without parameters at once: <invoke name="f"/>.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from moeinf.text.text_stream import TOKEN_MARK
-from moeinf.text.tool_calls.call_objects import read_name, read_section
+from moeinf.text.tool_calls.call_objects import read_name, read_section, whole_call
 from moeinf.text.tool_calls.json_text import text_as_json
 from moeinf.text.tool_calls.plain_values import Form, read_parameters
 from moeinf.text.tool_calls.reading import Name, NotACallError, Reading, Source
@@ -57,8 +59,15 @@ def _syntax(sections: Sequence[str], mark: str, known_by: str, tokens: Sequence[
 
     form = Form(read_key=read_key, start=parameter, end=end_parameter, closes=(end_call,), opens=call, begins=begins)
 
-    def read_one(tools: ToolSchemas, source: Source) -> Reading[None]:
-        name = yield from _read_name(source)
+    def read_one(tools: ToolSchemas, alone: bool, source: Source) -> Reading[None]:
+        """alone: whether nothing holds the call, so that a given tool alone counts."""
+        name = yield from read_name(source)
+        if alone and name not in tools:
+            raise NotACallError
+        if (yield from source.accept_any('"/>', '" />')):
+            yield from whole_call(name, "{}")
+            return
+        yield from source.expect('">')
         yield from source.space()
         if not (yield from source.follows(parameter, end_call)):
             raise NotACallError
@@ -66,9 +75,10 @@ def _syntax(sections: Sequence[str], mark: str, known_by: str, tokens: Sequence[
         yield from read_parameters(source, form, partial(_member, tools, name))
 
     def read(source: Source, opened: str, tools: ToolSchemas) -> Reading[None]:
-        yield from read_section(source, call, closes, partial(read_one, tools), begun=False)
+        alone = opened == call
+        yield from read_section(source, call, closes, partial(read_one, tools, alone), begun=alone)
 
-    return Syntax(known_by=(known_by,), opens=tuple(opens), marks=tuple(tokens), closes=tuple(closes), read=read)
+    return Syntax(known_by=(known_by,), opens=(*opens, call), marks=tuple(tokens), closes=tuple(closes), read=read)
 
 
 def _read_name(source: Source) -> Reading[str]:
@@ -109,7 +119,8 @@ MINIMAX = replace(
     elements=_elements,
 )
 _V3, _V4 = "function_calls", "tool_calls"
-_BOTH = _syntax((f"{_DSML}{_V3}", f"{_DSML}{_V4}"), _DSML, _DSML, (_DSML,))
+_SECTIONS = (_V3, _V4, "toolcalls")  # the last as some answers of V4 have it
+_BOTH = _syntax([f"{_DSML}{section}" for section in _SECTIONS], _DSML, _DSML, (_DSML,))
 DSML_V4 = replace(
     _BOTH, known_by=(f"{_DSML}{_V4}>", f"dsml_token + '{_V4}>"), elements=partial(_dsml_elements, _V4, _DSML)
 )
