@@ -23,11 +23,22 @@ def embedded_ids(inputs: Inputs, tokenizer: Tokenizer, info: ModelInfo, context:
             if inputs.cut is None:
                 check_least(tokenizer.least_tokens(text), context, longest)
             ids = tokenizer.encode(text)
+            if inputs.cut is not None:
+                ids = _cut(ids, (inputs.cut or context) - 1, tokenizer)
         else:
             ids = list(text)
             if wrong := next((each for each in ids if not 0 <= each < end), None):
                 raise Refusal(400, f"input[{at}]: {wrong} is no token id; those of this model are below {end}")
-        if inputs.cut is not None:
-            del ids[(inputs.cut or context) - 1 :]
         check_length(len(ids), context, longest)
         yield ids
+
+
+def _cut(ids: list[int], most: int, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a text without what is too much, but with those that the tokenizer puts behind each text.
+
+    Their states are the vector of a model that pools the last one (Qwen3-Embedding).
+    """
+    if len(ids) <= most:
+        return ids
+    ends = tokenizer.encode("", bos=False)
+    return [*ids[: max(0, most - len(ends))], *ends][:most]
