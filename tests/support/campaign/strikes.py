@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import signal
 import time
 from collections import Counter
@@ -118,34 +119,45 @@ def calls(turn: Turn) -> Done:
     kind = rng.choice(("read", "write") if action == SHORT else [kind for kind in KINDS if kind != "connect"])
     if name in ("pull from the Hub", "serve") and action != SHORT and rng.random() < 0.3:
         kind = "connect"
-    scene, counts, faults = SCENES[name], Counter[str](), list[str]()
-    with stage(turn.folder, built(SOURCE, turn.folder)) as played:
+    return _one_after_the_other(turn, name, kind, action, turn.seconds)
+
+
+def swept_calls(turn: Turn) -> Done:
+    """All calls of one kind of a scene, as in calls, however long that takes: a sweep is so many steps, each of which
+    takes the next kind and scene."""
+    sweep = [(FAIL, kind) for kind in KINDS] + [(SHORT, "read"), (SHORT, "write")] + [(HANG, kind) for kind in KINDS]
+    number = turn.number % (len(sweep) * len(SCENES))
+    action, kind = sweep[number // len(SCENES)]
+    return _one_after_the_other(turn, turn.of(list(SCENES)), kind, action, math.inf)
+
+
+def _one_after_the_other(turn: Turn, name: str, kind: str, action: int, seconds: float) -> Done:
+    rng, scene, counts, faults = turn.rng, SCENES[name], Counter[str](), list[str]()
+    what = {FAIL: "failing", SHORT: "short", HANG: "slow"}[action]
+    with stage(turn.folder, built(SOURCE, turn.folder), quick=True) as played:
         wanted, before = played.whole(scene), played.before(scene)
         last = num_calls(played, scene, KINDS[kind])
-        order = rng.sample(range(1, last + 1), last)
         begun = time.monotonic()
-        for at in order:
-            if counts and time.monotonic() - begun > turn.seconds:
+        for at in rng.sample(range(1, last + 1), last):
+            if counts and time.monotonic() - begun > seconds:
                 break
             value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
-            strike = (KINDS[kind], at, action, value)
             try:
-                counts["beyond us: Python waits for a thread that has not begun"] += not struck(
-                    played, scene, strike, before, wanted
-                )
+                outcome = struck(played, scene, (KINDS[kind], at, action, value), before, wanted)
+                counts["beyond us: Python waits for a thread that has not begun"] += outcome.hung
+                counts[f"{what} {kind} calls: {name}"] += outcome.calls >= at
             except AssertionError as error:
-                what = errno.errorcode[value] if action == FAIL else {SHORT: "short", HANG: "slow"}[action]
-                faults.append(f"{name}, call {at} of {last} of the kind {kind} ({what}): {error}")
-            counts[f"{ {FAIL: 'failing', SHORT: 'short', HANG: 'slow'}[action] } {kind} calls: {name}"] += 1
+                how = errno.errorcode[value] if action == FAIL else what
+                faults.append(f"{name}, call {at} of {last} of the kind {kind} ({how}): {error}")
     return Done(+counts, faults)
 
 
-def struck(played: Stage, scene: Scene, strike: tuple[int, int, int, int], before: State, wanted: State) -> bool:
-    """Whether the command came to an end: Python waits for ever for a thread that is refused memory as it begins."""
+def struck(played: Stage, scene: Scene, strike: tuple[int, int, int, int], before: State, wanted: State) -> Outcome:
+    """It hung where Python waits for ever for a thread that is refused memory as it begins, and nowhere else."""
     home = played.set_up(scene) / "home"
     outcome = played.run(scene, strike)
     if outcome.hung and strike[0] == KINDS["map"] and "in thread started by" in outcome.err:
-        return False
+        return outcome
     assert not outcome.hung, "it hung"
     worked = outcome.code == 0 and (scene.words[0] != "serve" or outcome.status == 200)
     if not worked:
@@ -159,7 +171,7 @@ def struck(played: Stage, scene: Scene, strike: tuple[int, int, int, int], befor
         if found != wanted and strike[2] != FAIL:
             raise AssertionError(f"it ended otherwise: {_difference(found, wanted)}")
     heals(played, scene, wanted)
-    return True
+    return outcome
 
 
 def _refused(scene: Scene, outcome: Outcome) -> str:
