@@ -61,7 +61,7 @@ def answer_rows(
             row.put(event)
             on_end(row, None)
         elif not stopping():
-            on_end(row, _own_fault(event.error))
+            on_end(row, own_fault(event.error))
 
     steps = model.generator.steps  # nobody waits for a first token: prompts are read in the largest pieces
     steps.cuts, steps.together = False, model.plan.prefill_chunk
@@ -74,8 +74,8 @@ def answer_rows(
         running.go_on()
 
 
-def _own_fault(error: Exception) -> Exception:
-    """The error where it is that of one request; else it is raised."""
+def own_fault(error: Exception) -> Exception:
+    """The error where it is that of one request; else it is raised, as the same request may be answered later."""
     machine = of_the_machine(error)
     if machine is not None:
         raise machine

@@ -14,7 +14,7 @@ import msgspec
 from moeinf.batch.answers_file import AnswersFile, answers_file
 from moeinf.batch.batch_lines import BatchLine, LineFault, lines_of
 from moeinf.batch.batch_progress import BatchProgress
-from moeinf.batch.batch_run import BatchRow, answer_rows
+from moeinf.batch.batch_run import BatchRow, answer_rows, own_fault
 from moeinf.config import RuntimeConfig
 from moeinf.config.batch_options import BatchOptions
 from moeinf.config.environment import store_home
@@ -22,7 +22,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.config.user_text import decoded, open_file
 from moeinf.engine.stored.preset import Preset
 from moeinf.engine.vision.parts import without_pictures
-from moeinf.errors import MoeinfError, UsageError
+from moeinf.errors import ModelNotFoundError, MoeinfError, UsageError
 from moeinf.server.admission import admitted
 from moeinf.server.ask import Ask, Thoughts
 from moeinf.server.http_errors import Refusal, fault_of, log_fault
@@ -201,15 +201,15 @@ class _Batch:
             self._check_model(ask.model)
             return BatchRow(line.id, line.custom_id or "", admitted(ask, self.stored), line.what.writer)
         except MoeinfError as error:
-            self._write_fault(line.id, line.custom_id, error)
+            self._write_fault(line.id, line.custom_id, own_fault(error))
             return None
 
     def _check_model(self, name: str) -> None:
-        """Raises Refusal for another model than the one that runs."""
+        """Raises Refusal for another model than the one that runs, and what finding a model raises."""
         if name not in self.same:
             try:
                 self.same[name] = name == self.model or Library(store_home()).find(name).id == self.stored.id
-            except MoeinfError:
+            except (ModelNotFoundError, UsageError):
                 self.same[name] = False
         if not self.same[name]:
             raise Refusal(400, f"model {name!r:.80} is not {self.model}, which answers this batch; leave model out")

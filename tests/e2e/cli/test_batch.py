@@ -14,13 +14,15 @@ from typing import Any
 import pexpect  # type: ignore[import-untyped]
 import pytest
 
+from moeinf.batch import batch_verb
 from moeinf.batch.batch_lines import lines_of
 from moeinf.batch.batch_run import BatchRow, answer_rows
 from moeinf.config import RuntimeConfig
 from moeinf.engine.model import Model
+from moeinf.errors import StoreError
 from moeinf.server.admission import admitted
 from moeinf.server.question import Question
-from moeinf.store.library import StoredModel
+from moeinf.store.library import Library, StoredModel
 from tests.support.cli.commands import COMMAND, Done, run_process
 from tests.support.live_server import live_server
 
@@ -208,6 +210,26 @@ def test_faults_are_told_again_where_all_was_answered_before(command: Command, t
     for _ in range(2):
         done = command(*words)
         assert done.code == 1 and done.err == "Error: 1 of 2 requests has no answer; its line says why\n"
+
+
+def test_a_fault_of_the_machine_is_no_answer_and_the_same_command_goes_on(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a request is read, before any model is opened."""
+    batch = written(tmp_path / "in.jsonl", [{"prompt": "Once", "max_tokens": 3}, {"prompt": "Once", "model": "other"}])
+    words = ("run", "demo", "--batch", str(batch), "--out", str(tmp_path / "out.jsonl"), "-q")
+    stale = StoreError("manifest.json: Stale file handle; repeat the command")
+    for place, name in ((batch_verb, "admitted"), (Library, "find")):
+
+        def fail(*_: object) -> None:
+            raise stale
+
+        with monkeypatch.context() as sick:
+            sick.setattr(place, name, fail)
+            done = command(*words)
+        assert done.code == 1 and done.err.endswith(f"Error: {stale}\n") and not (tmp_path / "out.jsonl").exists()
+    done = command(*words)
+    assert done.code == 1 and done.err == "Error: 1 of 2 requests has no answer; its line says why\n"
 
 
 def test_options_are_those_of_requests_that_have_none(command: Command, tmp_path: Path) -> None:
