@@ -11,9 +11,10 @@ from contextlib import suppress
 from typing import ClassVar
 
 import h11
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 
 from moeinf.server.gate.framing import StrictConnection
+from moeinf.server.gate.half_closed import HalfClosedProtocol
 
 log = logging.getLogger("moeinf.server")
 # Bytes, so that nobody's many requests, or chunks of one byte, keep the others waiting.
@@ -22,7 +23,7 @@ _LOOKS = 12  # so often within read_s it is looked at whether a client reads
 _LINGER_S = 1.0  # after a refusal: a client that still sends would not read it if the connection were closed at once
 
 
-class DeadlineProtocol(H11Protocol):
+class DeadlineProtocol(HalfClosedProtocol):
     """uvicorn's protocol, which has a deadline between two requests but none before the first and within a head.
 
     It has none for clients that do not read, either, and takes requests that framing.py refuses.

@@ -23,6 +23,7 @@ LARGE = 8 << 20  # bytes, more than the kernel keeps for a client
 class Quick(DeadlineProtocol):
     head_s = HEAD_S
     read_s = READ_S
+    ask_s = 0.05
 
 
 async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,11 +50,13 @@ async def served(app: ASGIApp = slow_answer) -> AsyncIterator[int]:
         await task
 
 
-def told(talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]) -> bytes:
+def told(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]], app: ASGIApp = slow_answer
+) -> bytes:
     """What a client reads that talks so, up to the end of its connection or of its wish to read."""
 
     async def run() -> bytes:
-        async with served() as port:
+        async with served(app) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
                 return await asyncio.wait_for(talk(reader, writer), 30)
@@ -148,3 +151,52 @@ def test_a_client_that_reads_slowly_gets_all() -> None:
         return count + the_rest(client)
 
     assert read_of_a_large_answer(read_now_and_then) > LARGE
+
+
+def half_closed(requests: bytes, app: ASGIApp = slow_answer) -> bytes:
+    """What a client reads that ends its side behind these requests."""
+
+    async def end_and_read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(requests)
+        writer.write_eof()
+        return await reader.read()
+
+    return told(end_and_read, app)
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+def test_a_client_that_has_ended_its_side_gets_its_answer(more: bytes) -> None:
+    answer = half_closed(ASKED[:-2] + more + b"\r\n")
+    asked, _, rest = answer.rpartition(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert rest.startswith(b"HTTP/1.1 200 OK") and rest.endswith(b"ok") and len(asked) < 200
+    assert half_closed(ASKED, large_answer).endswith(bytes(LARGE))
+
+
+def test_so_does_one_that_had_asked_for_more() -> None:
+    assert half_closed(3 * ASKED).count(b"200 OK") == 3
+    assert half_closed(2 * ASKED + ASKED[:20]).count(b"200 OK") == 2
+
+
+@pytest.mark.parametrize("asked", [ASKED[:-2], ASKED.replace(b"GET", b"POST")[:-2] + b"Content-Length: 5\r\n\r\nab"])
+def test_one_that_has_not_asked_for_anything_whole_gets_none(asked: bytes) -> None:
+    assert half_closed(asked) == b""
+
+
+@pytest.mark.parametrize("asked", [ASKED, ASKED.replace(b"1.1", b"1.0")])
+def test_one_that_is_gone_is_known_to_be_while_nothing_is_said(asked: bytes) -> None:
+    """By an end, which looks like that of a client that still reads."""
+    gone = asyncio.Event()
+
+    async def wait_for_the_end(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+
+    async def run() -> None:
+        async with served(wait_for_the_end) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(asked)
+            writer.close()
+            await asyncio.wait_for(gone.wait(), 30)
+
+    asyncio.run(run())
