@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from tests.support.campaign.record import Record
@@ -57,6 +58,7 @@ def with_tables(page: str, steps: Steps) -> str:
         "counts": _counts,
         "details": _details,
         "executions": _executions,
+        "measured": _measured,
     }
     return _MARKED.sub(lambda found: f"{found[1]}{tables[found[2]](steps)}{found[3]}", page)
 
@@ -104,6 +106,18 @@ def _details(steps: Steps) -> str:
     for scene in scenes:
         cells = " | ".join(f"{groups.get(group, Counter())[scene]:,}" for group in columns)
         lines.append(f"| {scene} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
+def _measured(steps: Steps) -> str:
+    """What was measured of servers: of all steps, each as long or as many requests as it came to."""
+    values: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.get("measured", {}).items():
+            values.setdefault(name, []).append(value)
+    lines = ["| what | steps | median | most |", "|---|---:|---:|---:|"]
+    for name, found in sorted(values.items()):
+        lines.append(f"| {name} | {len(found)} | {median(found):.3g} | {max(found):.3g} |")
     return "\n".join([*lines, ""])
 
 

@@ -1,7 +1,7 @@
 """Clients that nobody would want, by the hundred: a server goes on for the others, and afterwards all is as before.
 
-Connections stand idle, heads and bodies drip, clients do not read, or are gone at any moment of a request, and more ask
-than may wait.
+Connections stand idle, heads and bodies drip, clients do not read, end their side, or are gone at any moment of a
+request, texts are too long, and more ask than may wait. What it costs the others is measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import http.client
 import json
 import random
 import re
+import resource
 import socket
 import struct
 import threading
@@ -30,8 +31,10 @@ _ASKED: Final = {"model": _MODEL, "prompt": "The king said", "options": {"num_pr
 _LONG: Final = {"model": _MODEL, "prompt": "Once upon a time", "options": {"num_predict": 400, "temperature": 0}}
 _HEAD_S, _BODY_S, _UNREAD_S = 10.0, 30.0, 60.0  # after which the server cuts off: connections.py, guard.py
 _STARVED_S: Final = 30.0  # beyond these, on a machine that others use
-_IDLE, _DRIPS, _READERS, _GONE, _MORE = 2000, 500, 20, 250, 120
-_QUEUE: Final = 32  # requests that may wait
+_IDLE, _DRIPS, _READERS, _GONE, _MORE, _ENDED, _TEXTS = 15_000, 500, 50, 250, 200, 20, 8
+_TEXT_BYTES: Final = 4 << 20
+_LOAD_S: Final = 20.0  # of four times the requests that there is room for, and before of as many as are answered
+_QUEUE: Final = 64  # requests that may wait
 _CONNECTION_BYTES: Final = 64 << 10  # that one may take, with a request of its own
 _POOLED: Final = 16  # threads of pools, which grow to that
 
@@ -43,10 +46,12 @@ class Stranger:
     url: tuple[str, int]
     process: int
     rng: random.Random
+    parallel: int  # answers that it makes side by side
     wanted: Any = None
     threads: int = 0  # at first
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
 
     def ask(self, method: str, path: str, body: object = None, patience_s: float = 180.0) -> tuple[int, str, float]:
         """The status, the text, and how many seconds to wait the server advises."""
@@ -69,6 +74,33 @@ class Stranger:
         status, text, _ = self.ask("GET", "/health")
         if status != 200:
             self.faults.append(f"{when}: /health: {status} {text}")
+
+    def note(self, what: str, value: float) -> None:
+        """Something that was measured, of which the most is kept."""
+        self.measured[what] = max(self.measured.get(what, value), value)
+
+    @contextmanager
+    def watched(self, when: str) -> Iterator[None]:
+        """Meanwhile /health is asked, of whose answers 99 in 100 came within what is noted."""
+        over, took = threading.Event(), list[float]()
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                begun = time.monotonic()
+                status, text, _ = self.ask("GET", "/health")
+                took.append(time.monotonic() - begun)
+                if status != 200:
+                    self.faults.append(f"/health {when}: {status} {text}")
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+        if took:
+            self.note(f"/health {when}, 99th percentile, ms", 1e3 * sorted(took)[len(took) * 99 // 100])
 
     def open(self, head: bytes = b"", receive_bytes: int = 0) -> socket.socket:
         connection = socket.socket()
@@ -98,9 +130,10 @@ class Stranger:
 def strangers(turn: Turn) -> Done:
     """One kind of them after the other, until the time is over."""
     ensure(_MODEL, home=turn.folder / "home")
-    options, begun = ("--max-queue", str(_QUEUE), "--parallel", str(turn.rng.choice((1, 2, 4)))), time.monotonic()
+    parallel, begun = turn.rng.choice((1, 2, 4)), time.monotonic()
+    options = ("--max-queue", str(_QUEUE), "--parallel", str(parallel))
     with served(turn.folder, turn.folder / "home", options) as (process, url):
-        stranger = Stranger(url, process.pid, turn.rng)
+        stranger = Stranger(url, process.pid, turn.rng, parallel)
         stranger.check_served("at first")
         _, stranger.threads = stranger.rest()
         kinds = list(_KINDS)
@@ -114,7 +147,8 @@ def strangers(turn: Turn) -> Done:
         log = (turn.folder / "log").read_text(errors="replace")
     if "Traceback" in log:
         stranger.faults.append(f"a traceback in the log: {log[log.index('Traceback') :][:4000]}")
-    return Done(Counter({f"stranger: {what}": count for what, count in stranger.counts.items()}), stranger.faults)
+    counts = Counter({f"stranger: {what}": count for what, count in stranger.counts.items()})
+    return Done(counts, stranger.faults, stranger.measured)
 
 
 def _tried(stranger: Stranger, what: str, act: Callable[[Stranger], int]) -> None:
@@ -146,16 +180,18 @@ def _ended(connections: Sequence[socket.socket], until: float) -> int:
 
 
 def _stand_idle(stranger: Stranger) -> int:
+    count = min(_IDLE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 500)
     before, begun = resident_bytes(stranger.process), time.monotonic()
-    with _many(stranger, _IDLE) as connections:
+    with _many(stranger, count) as connections, stranger.watched("beside idle connections"):
         stranger.check_served("beside idle connections")
         grown = resident_bytes(stranger.process) - before
         ended = _ended(connections, begun + _HEAD_S + _STARVED_S)
-    if ended < _IDLE:
-        stranger.faults.append(f"{_IDLE - ended} of {_IDLE} idle connections are still open")
-    if grown > _IDLE * _CONNECTION_BYTES:
-        stranger.faults.append(f"{_IDLE} idle connections take {grown >> 10} KiB")
-    return _IDLE
+    stranger.note("memory of an idle connection, KiB", grown / count / 1024)
+    if ended < count:
+        stranger.faults.append(f"{count - ended} of {count} idle connections are still open")
+    if grown > count * _CONNECTION_BYTES:
+        stranger.faults.append(f"{count} idle connections take {grown >> 10} KiB")
+    return count
 
 
 def _drip(stranger: Stranger) -> int:
@@ -207,6 +243,32 @@ def _are_gone(stranger: Stranger) -> int:
     return _GONE
 
 
+def _end_their_side(stranger: Stranger) -> int:
+    """Behind a whole request; they read on."""
+    body = json.dumps(_ASKED | {"stream": False}).encode()
+    head = b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with _many(stranger, _ENDED, head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body) as connections:
+        for connection in connections:
+            connection.shutdown(socket.SHUT_WR)
+        for connection in connections:
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).rpartition(b"\r\n\r\n")[2]  # noqa: B023
+            if not answer or json.loads(answer)["response"] != stranger.wanted:
+                stranger.faults.append(f"a client that had ended its side got {answer!r}")
+    return _ENDED
+
+
+def _send_long_texts(stranger: Stranger) -> int:
+    """Texts far beyond the context, which are told to be: how many tokens they have, and how many may be."""
+    words = ("Once upon a time. ", "\u4f60\u597d", "{[(<", "a")
+    with stranger.watched("beside long texts"):
+        for number in range(_TEXTS):
+            text = words[number % len(words)] * (_TEXT_BYTES // len(words[number % len(words)].encode()))
+            status, told, _ = stranger.ask("POST", "/api/generate", {"model": _MODEL, "prompt": text, "stream": False})
+            if status != 400 or len(re.findall(r"\d+", told)) < 2:
+                stranger.faults.append(f"a text of 4 MiB: {status} {told[:200]}")
+    return _TEXTS
+
+
 def _are_too_many(stranger: Stranger) -> int:
     """Each is answered, or told to come again, and when; nothing else."""
     seen, threads = Counter[str](), list[threading.Thread]()
@@ -228,10 +290,47 @@ def _are_too_many(stranger: Stranger) -> int:
     return _MORE
 
 
+def _ask_without_end(stranger: Stranger) -> int:
+    """Each client asks again at once, or when it was told to. Nearly as many answers are made as without the others."""
+
+    asked = _ASKED | {"stream": False, "options": {"num_predict": 64, "temperature": 0}}
+    wanted = stranger.ask("POST", "/api/generate", asked)[1]
+
+    def rate(clients: int) -> float:
+        seen, end = Counter[str](), time.monotonic() + _LOAD_S
+
+        def ask() -> None:
+            while time.monotonic() < end:
+                status, text, again_s = stranger.ask("POST", "/api/generate", asked)
+                right = status == 200 and json.loads(text)["response"] == json.loads(wanted)["response"]
+                seen["right" if right else "later" if status == 503 and again_s > 0 else f"{status} {text}"] += 1
+                if not right:
+                    time.sleep(min(again_s, max(0.0, end - time.monotonic())))
+
+        threads = [threading.Thread(target=ask) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if others := seen.keys() - {"right", "later"}:
+            stranger.faults.append(f"of {clients} clients without end: {sorted(others)[:3]}")
+        stranger.counts["answers under four times the load"] += seen["right"] * (clients > stranger.parallel)
+        return seen["right"] / _LOAD_S
+
+    alone = rate(stranger.parallel)
+    with stranger.watched("under four times the load"):
+        loaded = rate(4 * (stranger.parallel + _QUEUE))
+    stranger.note("fewer answers under four times the load, %", 100 * (1 - loaded / max(alone, 1e-9)))
+    return 4 * (stranger.parallel + _QUEUE)
+
+
 _KINDS: Final[dict[str, Callable[[Stranger], int]]] = {
     "connections that stand idle": _stand_idle,
     "clients that send a byte a second": _drip,
     "clients that do not read": _do_not_read,
     "clients that are gone": _are_gone,
     "requests beyond what may wait": _are_too_many,
+    "clients that have ended their side": _end_their_side,
+    "texts of 4 MiB": _send_long_texts,
+    "clients that ask without end": _ask_without_end,
 }
