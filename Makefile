@@ -10,7 +10,7 @@ RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: demo test quality quality-speed fuzz faults denied-calls campaign campaign-page agents lab memory-rates bench-peers lint native-test native-address native-thread native-calls native-arm sanitize \
-  pythons pythons-ends gpu-test gpu-compile gpu-tritons ranks-test long-test clean
+  pythons pythons-ends lock audit sbom gpu-test gpu-compile gpu-tritons ranks-test long-test clean
 
 demo: $(RUNS)
 	$(BIN)/moeinf run demo --expert-cache 33% --num-predict 64 --seed 7 --verbose "$(PROMPT)"
@@ -62,6 +62,25 @@ campaign: $(READY)
 
 campaign-page: $(READY)
 	$(BIN)/python -m tests.support.campaign.page $(STATE)/steps.jsonl
+
+# What an installation brings: pinned with hashes for every system and Python, looked through for known faults, and
+# listed in the form of CycloneDX. The first two ask public registries.
+SUPPLY := build/supply
+
+lock: $(SUPPLY)/.ready
+	$(SUPPLY)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.10 --extra vision \
+	  --custom-compile-command "make lock" pyproject.toml --output-file requirements.lock
+
+audit: $(SUPPLY)/.ready
+	$(SUPPLY)/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict
+
+sbom: $(SUPPLY)/.ready
+	$(SUPPLY)/bin/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --of JSON -o build/sbom.json
+
+$(SUPPLY)/.ready:
+	$(PYTHON) -m venv $(SUPPLY)
+	$(SUPPLY)/bin/pip install -q uv pip-audit cyclonedx-bom
+	touch $@
 
 # Coding agents of npm and PyPI, each of which is to edit a file on a model that says what a script has for it, or, with
 # AGENTS="--model NAME", on one of the store. `make test` has what they ask, recorded with "--record FOLDER".
