@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeinf.pull.pull import ensure
+from tests.support.campaign.keys import welch_t
 from tests.support.campaign.served import resident_bytes, served
 from tests.support.campaign.step import Done, Turn
 
@@ -32,6 +33,7 @@ _LONG: Final = {"model": _MODEL, "prompt": "Once upon a time", "options": {"num_
 _HEAD_S, _BODY_S, _UNREAD_S = 10.0, 30.0, 60.0  # after which the server cuts off: connections.py, guard.py
 _STARVED_S: Final = 30.0  # beyond these, on a machine that others use
 _IDLE, _DRIPS, _READERS, _GONE, _MORE, _ENDED, _TEXTS = 15_000, 500, 50, 250, 200, 20, 8
+_GUESSES: Final = 100_000
 _TEXT_BYTES: Final = 4 << 20
 _LOAD_S: Final = 20.0  # of four times the requests that there is room for, and before of as many as are answered
 _QUEUE: Final = 64  # requests that may wait
@@ -324,6 +326,11 @@ def _ask_without_end(stranger: Stranger) -> int:
     return 4 * (stranger.parallel + _QUEUE)
 
 
+def _guess_keys(stranger: Stranger) -> int:
+    stranger.note("Welch's t of keys that are nearly right", welch_t(_GUESSES, stranger.rng))
+    return _GUESSES
+
+
 _KINDS: Final[dict[str, Callable[[Stranger], int]]] = {
     "connections that stand idle": _stand_idle,
     "clients that send a byte a second": _drip,
@@ -333,4 +340,5 @@ _KINDS: Final[dict[str, Callable[[Stranger], int]]] = {
     "clients that have ended their side": _end_their_side,
     "texts of 4 MiB": _send_long_texts,
     "clients that ask without end": _ask_without_end,
+    "wrong keys": _guess_keys,
 }
