@@ -172,6 +172,9 @@ def test_an_empty_prompt_word_loads_the_model_and_prints_nothing(command: Comman
         (("list", "--ctx-size", "1"), "no such option: --ctx-size; see --help"),  # the cure is an option of serve
         (("serve", "--host", "ftp://here"), "--host 'ftp://here' is no address"),
         (("serve", "--host", "0.0.0.0:0"), "--no-auth-i-know"),
+        (("serve", "--host", "[::]:0"), "--no-auth-i-know"),
+        (("serve", "--host", "192.168.1.5:0"), "--no-auth-i-know"),
+        (("serve", "--host", "my-machine:0"), "--no-auth-i-know"),
         (("serve", "--keep-alive", "soon"), "--keep-alive must be a time"),
         (("serve", "--key-file", "/nowhere/at/all"), "--key-file"),
         (("stop",), "Missing argument 'MODEL'"),

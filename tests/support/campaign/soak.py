@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from moeinf.pull.pull import ensure
 from tests.support.campaign.asked import Asked, RefusedInStreamError, requests
+from tests.support.campaign.bombs import BOMBS, with_schema
 from tests.support.campaign.served import resident_bytes, served
 from tests.support.campaign.shortage import Group, fill, group, small_disk
 from tests.support.campaign.step import Done, Turn
@@ -37,12 +38,6 @@ _PATIENCE_S: Final = 180.0  # for one answer on a starved machine
 _HEALTH_S: Final = 10.0
 _GROWTH_BYTES: Final = 48 << 20  # of the server, from a third of the time to its end
 _LIMIT_BYTES: Final = 2 << 30  # of the server's memory, where it can have a limit
-_BOMBS: Final = (
-    {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in range(39)}},
-    {"$ref": "#"},
-    {"type": "array", "items": {"type": "string", "minLength": 10**9}},
-    {"enum": ["x" * 1000] * 2000},
-)
 
 
 @dataclass
@@ -67,7 +62,7 @@ class Soak:
     def ask(self, method: str, path: str, body: object = None, patience_s: float = _PATIENCE_S) -> tuple[int, str]:
         connection = http.client.HTTPConnection(*self.url, timeout=patience_s)
         try:
-            data = None if body is None else json.dumps(body)
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
@@ -224,9 +219,7 @@ def _read_slowly(soak: Soak, asked: Asked, rng: random.Random) -> bool:
 
 
 def _send_a_bomb(soak: Soak, asked: Asked, rng: random.Random) -> bool:
-    body = {"model": rng.choice(MODELS), "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": rng.choice(_BOMBS)}}
-    status, text = soak.ask("POST", "/v1/chat/completions", body | {"response_format": form})
+    status, text = soak.ask("POST", "/v1/chat/completions", with_schema(rng.choice(MODELS), rng.choice(BOMBS)))
     if status not in (200, 400) and time.monotonic() - soak.struck > 120:
         soak.fault(f"a schema that takes long: {status} {text}")
     return True

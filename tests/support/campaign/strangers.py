@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from moeinf.pull.pull import ensure
+from tests.support.campaign.bombs import BOMBS, with_schema
 from tests.support.campaign.keys import welch_t
 from tests.support.campaign.served import resident_bytes, served
 from tests.support.campaign.step import Done, Turn
 
-_MODEL: Final = "demo"
+_MODEL, _CHAT = "demo", "demo:chat"
 _ASKED: Final = {"model": _MODEL, "prompt": "The king said", "options": {"num_predict": 6, "temperature": 0}}
 _LONG: Final = {"model": _MODEL, "prompt": "Once upon a time", "options": {"num_predict": 400, "temperature": 0}}
 _HEAD_S, _BODY_S, _UNREAD_S = 10.0, 30.0, 60.0  # after which the server cuts off: connections.py, guard.py
@@ -59,7 +60,7 @@ class Stranger:
         """The status, the text, and how many seconds to wait the server advises."""
         connection = http.client.HTTPConnection(*self.url, timeout=patience_s)
         try:
-            data = None if body is None else json.dumps(body)
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body)
             connection.request(method, path, data, {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read().decode(), float(response.headers.get("Retry-After", 0))
@@ -131,7 +132,8 @@ class Stranger:
 
 def strangers(turn: Turn) -> Done:
     """One kind of them after the other, until the time is over."""
-    ensure(_MODEL, home=turn.folder / "home")
+    for name in (_MODEL, _CHAT):
+        ensure(name, home=turn.folder / "home")
     parallel, begun = turn.rng.choice((1, 2, 4)), time.monotonic()
     options = ("--max-queue", str(_QUEUE), "--parallel", str(parallel))
     with served(turn.folder, turn.folder / "home", options) as (process, url):
@@ -326,6 +328,16 @@ def _ask_without_end(stranger: Stranger) -> int:
     return 4 * (stranger.parallel + _QUEUE)
 
 
+def _send_bombs(stranger: Stranger) -> int:
+    for bomb in BOMBS:
+        begun = time.monotonic()
+        status, text, _ = stranger.ask("POST", "/v1/chat/completions", with_schema(_CHAT, bomb))
+        stranger.note("the longest answer to a hostile schema, s", time.monotonic() - begun)
+        if status not in (200, 400):
+            stranger.faults.append(f"{bomb[:200]}: {status} {text[:300]}")
+    return len(BOMBS)
+
+
 def _guess_keys(stranger: Stranger) -> int:
     stranger.note("Welch's t of keys that are nearly right", welch_t(_GUESSES, stranger.rng))
     return _GUESSES
@@ -340,5 +352,6 @@ _KINDS: Final[dict[str, Callable[[Stranger], int]]] = {
     "clients that have ended their side": _end_their_side,
     "texts of 4 MiB": _send_long_texts,
     "clients that ask without end": _ask_without_end,
+    "hostile schemas": _send_bombs,
     "wrong keys": _guess_keys,
 }
