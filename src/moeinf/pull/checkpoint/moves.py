@@ -193,10 +193,15 @@ def _strided(
     """Moves those elements of a span that a view of it selects."""
     scheme = tensors.scheme(source)
     if scheme is not None:
-        raise UnsupportedModelError(
-            f"{tensors.shard(source)}: tensor {scheme.codes!r} is quantised ({scheme.words}), and has to be cut "
-            "between columns; pull the unquantised original"
-        )
+        turned = scheme.turned() if view.strides == (1, scheme.cols) and view.shape == spec.shape else None
+        if turned is None:
+            raise UnsupportedModelError(
+                f"{tensors.shard(source)}: tensor {scheme.codes!r} is quantised ({scheme.words}), and has to be cut "
+                "between columns; pull the unquantised original"
+            )
+        matrix, column = divmod(span.start + view.start, scheme.rows * scheme.cols)
+        first = (matrix * turned.rows + column) * turned.cols
+        return coded_rows(tensors, turned, range(first, first + math.prod(spec.shape)), spec, target, offset)
     if tensors.is_mxfp4(source):
         return mxfp4_blocks(tensors, source, span, view, spec, target, offset)
     entry, dtype = tensors.entry(source), tensors.dtype(source)

@@ -45,11 +45,37 @@ class Float8(Scheme):
         scales = factors if self.others_by_rows else factors[self._tiles(np.arange(rows.start, rows.stop))]
         return Decoded(values, scales, None if scales.shape[1] == 1 else np.arange(self.cols) // self.tile[1])
 
+    def turned(self) -> Scheme | None:
+        if self.shares != 1:
+            return None
+        shape = (*self.shape[:-2], self.cols, self.rows)
+        return TurnedFloat8(
+            self.name, shape, self.codes, self.others, self.words, self.nearest, self.exact, self.plain, self.tile,
+            self.scale_dtype,
+        )  # fmt: skip
+
     def _tiles(self, rows: IntArray) -> IntArray:
         """Which row of tiles each row lies in."""
         size = self.rows // self.shares
         tiles: IntArray = rows // size * -(-size // self.tile[0]) + rows % size // self.tile[0]
         return tiles
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedFloat8(Scheme):
+    """Weights as those of Float8, of matrices that are stored with their columns first, as Qwen3-VL's experts are."""
+
+    tile: tuple[int, int]  # of the matrix as it is stored
+    scale_dtype: str
+
+    through: ClassVar[Literal["f32", "bf16"]] = "bf16"
+
+    def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
+        values = E4M3[np.frombuffer(codes, np.uint8).reshape(self.cols, self.rows)[:, rows.start : rows.stop]]
+        factors = floats(others[0], self.scale_dtype).reshape(-(-self.cols // self.tile[0]), -1)
+        scales = factors[:, np.arange(rows.start, rows.stop) // self.tile[1]]
+        groups = np.arange(self.cols) // self.tile[0]
+        return Decoded(np.ascontiguousarray(values.T), np.ascontiguousarray(scales.T), groups)
 
 
 def float8(pool: Pool, name: str, shape: Shape, declared: Declared, shares: int = 1) -> Scheme:

@@ -80,6 +80,10 @@ class Scheme(ABC):
         """The format of the store where no other one is asked for."""
         return self.nearest if self.cols % BLOCK == 0 else self.plain
 
+    def turned(self) -> Scheme | None:
+        """The same of matrices whose rows are the columns of these; None where that is not read."""
+        return None
+
     @abstractmethod
     def decode(self, codes: memoryview, others: Sequence[memoryview], rows: range) -> Decoded:
         """Decodes rows of a matrix. codes, others: of the whole matrix; where they can be cut, of these rows alone.
