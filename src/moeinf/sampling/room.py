@@ -105,12 +105,16 @@ class Room:
         holder.claim.paused, holder.claim.after = True, self._ended + 1
 
     def leaves(self, holder: Holder) -> None:
-        """Called when an answer has ended."""
+        """Called when an answer has ended. What was lent is given back once all fits without it; where no answer is
+        left, what nobody uses makes room for that."""
         holder.claim = Claim()
         self._ended += 1
-        if self._lent and self._used + self._promised(None) <= self.num_bytes:
-            self._lend(-self._lent)
-            self._lent = 0
+        while self._lent:
+            if self._used + self._promised(None) <= self.num_bytes:
+                self._lend(-self._lent)
+                self._lent = 0
+            elif self.taken() or not self._free_one():
+                break
 
     def _by_rank(self) -> list[Holder]:
         """Of the sequences that answers have, those that are paused last first."""
@@ -123,13 +127,19 @@ class Room:
             short = self._used + self._promised(holder) + own - self.num_bytes - self._lent
             if short <= 0:
                 return True
-            idle = next((each for each in self.idle() if each.tokens), None)
-            if idle is not None:
-                idle.give_up()
-            elif (lent := self._lend(short)) > 0:
-                self._lent += lent
-            else:
+            if self._free_one():
+                continue
+            lent = self._lend(short)
+            if lent <= 0:
                 return False
+            self._lent += lent
+
+    def _free_one(self) -> bool:
+        """Frees the sequence that was left alone for longest; False where nobody has left any."""
+        idle = next((each for each in self.idle() if each.tokens), None)
+        if idle is not None:
+            idle.give_up()
+        return idle is not None
 
     @property
     def _used(self) -> int:
