@@ -79,7 +79,7 @@ def test_steps_take_what_there_is_by_turns(tmp_path: Path) -> None:
     assert [turn.of(["a", "b", "c"]) for turn in turns] == ["a", "b", "c", "a", "b"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 306927642416])
 def test_sessions_beside_each_other_get_what_they_get_alone(seed: int) -> None:
     world = World(seed)
     world.play()

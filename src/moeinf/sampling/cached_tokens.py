@@ -154,12 +154,12 @@ class CachedTokens:
         return None
 
     def given(self, prompt: Sequence[int]) -> int:
-        """How many tokens of a prompt take no memory of their own."""
-        found = [self.begins_with(prompt)]
-        if self.cache.rewinds and self.cache.shared.shares:
-            found += [each.begins_with(prompt) for each in self.all()]
-            found += [tokens for _, tokens in filter(None, [self.awaited(prompt)])]
-        return max(found)
+        """How many tokens of a prompt take no memory of their own, as another sequence has them. Its own are none of
+        these: where its cache cannot go back to them, they are lost."""
+        if not (self.cache.rewinds and self.cache.shared.shares):
+            return 0
+        coming = self.awaited(prompt)
+        return max([0 if coming is None else coming[1], *(each.begins_with(prompt) for each in self.all())])
 
     def give_up(self) -> None:
         """Gives back the memory of its tokens, of which is kept what may be."""
