@@ -72,6 +72,8 @@ def test_weights_in_another_form_are_refused_by_name(name: str, words: str, tmp_
         ),
         ({"model_type": None}, "no model_type"),
         ({"quantization_config": {"quant_method": "aqlm"}}, "quantised (aqlm)"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantised by MLX"),
+        ({"quantization_config": {"group_size": 64, "bits": 4, "mode": "affine"}}, "quantised by MLX"),
         ({"hidden_size": "64"}, "hidden_size"),
     ],
 )

@@ -79,6 +79,12 @@ NOTHING = Declared()
 def declared_by(config: JsonMapping) -> Declared:
     """Reads quantization_config. Raises UnsupportedModelError for what is not read, by its name."""
     value = _said(config)
+    mlx = config.get("quantization") if value is None else value
+    if isinstance(mlx, dict) and "quant_method" not in mlx and {"bits", "group_size"} <= mlx.keys():
+        raise UnsupportedModelError(
+            "the checkpoint is quantised by MLX, which moeinf does not read; pull the model that it was made of, or a "
+            "GGUF file"
+        )
     if value is None:
         return NOTHING
     if not isinstance(value, dict):
