@@ -128,9 +128,8 @@ def _function(tool: JsonMapping, where: str) -> Tool:
     TOOL.check(tool, TOOL_FIELDS, f"{where}.")
     if not isinstance(tool.get("input_schema"), dict):
         raise Refusal(400, f"{where}: a tool must have an input_schema")
-    function = {"name": tool.get("name"), "parameters": tool["input_schema"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
+    described = {"description": tool["description"]} if tool.get("description") else {}
+    function = {"name": tool.get("name"), **described, "parameters": tool["input_schema"]}
     return {"type": "function", "function": function}
 
 

@@ -13,7 +13,7 @@ from moeinf.text.templates.rendering import ChatTemplate, marked
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import BEGUN, Traced, origins_of
 from moeinf.text.thinking_text import TemplateFacts
-from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.call_messages import checked, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.choice import syntax_for
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC, NOTE
 from moeinf.types import JsonMapping, Message
@@ -59,18 +59,30 @@ class ChatTemplates:
             messages = [*messages[:-1], _begun(messages[-1:])]
         messages = fitted(messages, source, writer)
         if tools:
-            tools = described(tools)
-            messages = told_of(tools, messages, source, writer)
+            tools = checked(tools)
+            messages = told_of(described(tools), messages, source, writer)
         try:
-            if source not in self._compiled:
-                self._compiled[source] = ChatTemplate(source, self._specials, self._roles)
             told = {**variables, "tools": None if generic else tools or None}
-            text, notes = self._compiled[source].render(messages, told, prompts=not continues)
+            text, notes = self._rendered(source, messages, told, prompts=not continues)
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template refuses this chat: {error}") from error
         if generic and tools:
             notes = [NOTE, *notes]
         return marked(_cut(text) if continues else text, self._control), notes
+
+    def _rendered(
+        self, source: str, messages: Sequence[Message], told: JsonMapping, *, prompts: bool
+    ) -> tuple[Traced, list[str]]:
+        """With the tools as they were given, else with all members that a template may want. Raises TemplateError."""
+        if source not in self._compiled:
+            self._compiled[source] = ChatTemplate(source, self._specials, self._roles)
+        template, tools = self._compiled[source], told["tools"]
+        try:
+            return template.render(messages, told, prompts=prompts)
+        except jinja2.TemplateError:
+            if not tools or (filled := described(tools)) == tools:
+                raise
+            return template.render(messages, {**told, "tools": filled}, prompts=prompts)
 
 
 def _begun(last: Sequence[Message]) -> Message:

@@ -45,17 +45,26 @@ def _with_thoughts(message: JsonObject) -> JsonObject:
     return message if thought is None else message | {"reasoning_content": thought, "thinking": thought}
 
 
-def described(tools: Sequence[JsonMapping]) -> list[JsonObject]:
-    """Tools with the members that templates read unasked. Raises TextError for what is no function."""
+def checked(tools: Sequence[JsonMapping]) -> list[JsonObject]:
+    """Tools as given, their members in the same order, but for null. Raises TextError for what is no function.
+
+    Templates that write them whole do so as in training.
+    """
     made = []
     for tool in tools:
         function = tool.get("function")
         if not (isinstance(function, Mapping) and isinstance(function.get("name"), str)):
             raise TextError('a tool of this request is not of the form {"type": "function", "function": {"name": ...}}')
         given = {key: value for key, value in function.items() if value is not None}
-        known = {"name": given["name"], "description": "", "parameters": {"type": "object", "properties": {}}}
-        made.append({**tool, "type": "function", "function": known | given})
+        first = {} if "type" in tool else {"type": "function"}
+        made.append({**first, **tool, "type": "function", "function": given})
     return made
+
+
+def described(tools: Sequence[JsonMapping]) -> list[JsonObject]:
+    """The same with the members that some templates and writers read unasked."""
+    known = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return [{**tool, "function": {"name": tool["function"]["name"], **known, **tool["function"]}} for tool in tools]
 
 
 def fitted(messages: Sequence[Message], template: str, syntax: Syntax | None) -> list[Message]:

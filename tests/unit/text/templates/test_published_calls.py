@@ -122,6 +122,29 @@ def test_calls_and_results_are_written_as_the_template_says(name: str, chat: str
         assert text == by_jinja(source, fitting, TOOLS) and not notes
 
 
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_tools_are_written_as_they_were_given(name: str) -> None:
+    """Without a description or arguments, with their members in another order, and with one that few know."""
+    whole = tool("f", s={"type": "string"})["function"]
+    odd = [
+        {"name": "f", "parameters": whole["parameters"]},
+        {"name": "f", "description": "d"},
+        {"description": "d", "strict": True, "parameters": whole["parameters"], "name": "f"},
+    ]
+    source = SOURCES[name]
+    render = ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, []).render
+    for function in odd:
+        tools, before = [{"type": "function", "function": function}], datetime.now().date()
+        text, _ = render([USER], {"tools": tools})
+        try:
+            expected = by_jinja(source, fitted(in_templates_form([USER], None), source, None), tools)
+        except (jinja2.TemplateError, TypeError):  # it reads what is not there, which it is then given
+            filled = {"description": "", "parameters": {"type": "object", "properties": {}}} | function
+            expected = by_jinja(source, [USER], [{"type": "function", "function": filled}])
+        if datetime.now().date() == before:
+            assert text == expected
+
+
 def test_kimi_keeps_a_queue_of_calls() -> None:
     for name in ("kimi-k2", "kimi-k2-thinking"):
         source = SOURCES[name]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.tool_calls.call_messages import described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.call_messages import checked, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
@@ -218,7 +218,9 @@ def test_the_system_message_tells_of_tools_where_deepseeks_template_does_not() -
 
 
 def test_tools_have_what_templates_read_unasked() -> None:
-    (made,) = described([{"type": "function", "function": {"name": "f", "description": None, "strict": True}}])
+    (given,) = checked([{"type": "function", "function": {"name": "f", "description": None, "strict": True}}])
+    (made,) = described([given])
+    assert given["function"] == {"name": "f", "strict": True}
     assert made["function"] == {
         "name": "f",
         "description": "",
@@ -226,4 +228,4 @@ def test_tools_have_what_templates_read_unasked() -> None:
         "strict": True,
     }
     with pytest.raises(TextError, match="is not of the form"):
-        described([{"name": "f"}])
+        checked([{"name": "f"}])
