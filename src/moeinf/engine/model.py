@@ -136,8 +136,8 @@ class Model:
         prompt: text, or messages with role and content, and calls and results of tools in OpenAI's form. A content is
         text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": bytes of a PNG or JPEG}. raw:
         text is continued as it is, without the chat template.
-        think: True, False, "low", "medium" or "high"; None leaves it to the template. Where that has no switch, False
-        ends thoughts where they begin. variables: others that it reads.
+        think: True, False, "low", "medium", "high" or "max"; None leaves it to the template. Where that has no switch,
+        False ends thoughts where they begin. variables: others that it reads.
         tools: those that the model may call. format: "json" for an object, the JSON schema of the answer, or "call" for
         calls of tools, which may also stand instead of JSON. Thoughts before it are free; num_predict or a full context
         may cut it. continues: the last message is the beginning of the answer, which goes on behind it; without a

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeinf.errors import UsageError
+from moeinf.text.effort_levels import NO_LEVELS, EffortLevels
 from moeinf.types import Json, JsonMapping, JsonObject
 
-THINK_WORDS = ("true", "false", "low", "medium", "high")
+THINK_WORDS = ("true", "false", "low", "medium", "high", "max")
 _SWITCHES: Mapping[str, tuple[Json, Json]] = {  # their values for thoughts, and for none
     "enable_thinking": (True, False),  # Qwen, GLM, ...
     "thinking": (True, False),  # DeepSeek, Granite
@@ -16,7 +17,7 @@ _SWITCHES: Mapping[str, tuple[Json, Json]] = {  # their values for thoughts, and
     "reasoning": (True, False),  # Cohere
 }
 _EFFORT = "reasoning_effort"  # gpt-oss
-_EFFORT_NAMES = (_EFFORT, "thinking_effort")  # Kimi K3's
+EFFORT_NAMES = (_EFFORT, "thinking_effort")  # Kimi K3's
 # OpenAI's words for how hard to think, in those of THINK_WORDS.
 _EFFORTS = {
     "none": "false",
@@ -24,8 +25,8 @@ _EFFORTS = {
     "low": "low",
     "medium": "medium",
     "high": "high",
-    "xhigh": "high",
-    "max": "high",
+    "xhigh": "max",
+    "max": "max",
 }
 
 
@@ -35,6 +36,7 @@ class TemplateFacts:
     thinks: bool  # whether it knows of thoughts
     tools: bool  # whether it takes tools, and asks for calls in a syntax that is known
     effort_off: bool = False  # whether reasoning_effort is low, high or no_think, which it is unless told (Hunyuan 3)
+    levels: EffortLevels = NO_LEVELS
 
     @property
     def has_levels(self) -> bool:
@@ -44,7 +46,7 @@ class TemplateFacts:
     @property
     def effort(self) -> str | None:
         """The variable that says how hard to think."""
-        return next((name for name in _EFFORT_NAMES if name in self.variables), None)
+        return next((name for name in EFFORT_NAMES if name in self.variables), None)
 
     @property
     def switchable(self) -> bool:
@@ -105,6 +107,4 @@ def _think_variables(facts: TemplateFacts | None, think: str) -> JsonObject:
         return switches  # where there is none, its thoughts are ended: see ends_thoughts
     if facts.effort is None:
         raise UsageError(f"this model knows no levels of thinking, only {'true and false' if switches else 'true'}")
-    if facts.effort_off and think == "medium":
-        raise UsageError("this model knows two levels of thinking, low and high")
-    return switches | {facts.effort: think}
+    return switches | {facts.effort: facts.levels.nearest(think, facts.effort)}

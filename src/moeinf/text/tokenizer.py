@@ -12,6 +12,7 @@ from typing import Literal
 
 from moeinf.errors import CheckpointError, MoeinfError, TextError, UsageError
 from moeinf.store.processes.leftovers import scratch_folder
+from moeinf.text.effort_levels import EffortLevels
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
 from moeinf.text.templates.traced import MARK
@@ -75,7 +76,10 @@ class Tokenizer:
     def template(self) -> TemplateFacts | None:
         """What the chat template can be told; None for a base model, which has none."""
         facts = self._process.info()["template"]
-        return None if facts is None else TemplateFacts(**facts | {"variables": frozenset(facts["variables"])})
+        if facts is None:
+            return None
+        made = {"variables": frozenset(facts["variables"]), "levels": EffortLevels(**facts["levels"])}
+        return TemplateFacts(**facts | made)
 
     @property
     def has_template(self) -> bool:

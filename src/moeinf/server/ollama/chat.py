@@ -100,7 +100,7 @@ def _think(asked: Asking) -> bool | str | None:
     if think is None or think == "":
         return None
     if str(think).lower() not in THINK_WORDS:
-        raise Refusal(400, f"think cannot be {think!r:.60}; it is true, false, low, medium or high")
+        raise Refusal(400, f"think cannot be {think!r:.60}; it is true, false, low, medium, high or max")
     return False if str(think).lower() == "false" else think
 
 

@@ -29,11 +29,11 @@ class ChatOptions:
     )
     think: str | None = option(  # one of THINK_WORDS
         None,
-        "--think or --think=true, false, low, medium, high: whether and how hard to think, where the model can be "
-        "told. [default: as its chat template has it]",
+        "--think or --think=true, false, low, medium, high, max: whether and how hard to think, where the model can "
+        "be told. [default: as its chat template has it]",
         metavar="WORD",
         chat={
-            "think [level]": "Let the model think; some know low, medium and high",
+            "think [level]": "Let the model think; some know low, medium, high and max",
             "nothink": "Let it answer at once",
         },
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
+from moeinf.text.effort_levels import NO_LEVELS
 from moeinf.text.templates.sandbox import environment
-from moeinf.text.thinking_text import TemplateFacts
+from moeinf.text.templates.template_levels import levels_of
+from moeinf.text.thinking_text import EFFORT_NAMES, TemplateFacts
 from moeinf.text.thoughts import tags_of
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL
@@ -46,7 +48,9 @@ def read_facts(source: str) -> TemplateFacts:
     syntax = find_syntax(source)
     tools = syntax is not None and ("tools" in read or syntax.describe is not None)
     off = any(word.value == "no_think" for word in tree.find_all(nodes.Const))
-    return TemplateFacts(variables, thinks, tools, effort_off="reasoning_effort" in variables and off)
+    effort = next((name for name in EFFORT_NAMES if name in variables), None)
+    levels = levels_of(tree, effort) if effort else NO_LEVELS
+    return TemplateFacts(variables, thinks, tools, effort_off="reasoning_effort" in variables and off, levels=levels)
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:

@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from moeinf.errors import TextError, UsageError
 from moeinf.text.templates.template_facts import read_facts
-from moeinf.text.thinking_text import THINK_WORDS, TemplateFacts, template_variables
+from moeinf.text.thinking_text import THINK_WORDS, TemplateFacts, template_variables, think_of_effort
 from moeinf.text.thoughts import Tags, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import write_text_model
@@ -145,8 +145,33 @@ def test_a_published_template_tells_how_it_is_made_to_think(
     assert of_transformers(template, PLAIN, off).rstrip().endswith(tags[1])
 
 
-def test_a_level_of_thinking_that_hunyuan_does_not_know_is_refused() -> None:
-    facts = read_facts((PUBLISHED / "hy3-preview" / "chat_template.jinja").read_text(encoding="utf-8"))
-    assert template_variables(facts, "low", {}) == {"reasoning_effort": "low"}
-    with pytest.raises(UsageError, match="two levels of thinking, low and high"):
-        template_variables(facts, "medium", {})
+# As published templates of these models tell levels; the others are whole in PUBLISHED.
+LEVELS = {
+    "GLM-5.2": "{% set e = 'high' if reasoning_effort is defined and reasoning_effort == 'high' else 'max' %}",
+    "GLM-5.3": "{%- set e = reasoning_effort if reasoning_effort is defined and reasoning_effort in ['low', 'high'] "
+    "else 'max' -%}{%- if e is not none -%}Reasoning Effort: {{ e | capitalize }}{%- endif -%}",
+    "Qwen3.8": "{%- set resolved = reasoning_effort|default('xhigh') %}"
+    "{%- if resolved not in ('xhigh', 'medium', 'low') %}{{- raise_exception('Unexpected: ' ~ resolved) }}{%- endif %}",
+    "Kimi K3": "{{ thinking_effort }}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [  # for minimal, low, medium, high, xhigh and max
+        ("GLM-5.2", "high high high high max max"),
+        ("GLM-5.3", "low low high high max max"),
+        ("Qwen3.8", "low low medium xhigh xhigh xhigh"),
+        ("Kimi K3", "low low high high max max"),
+        ("gpt-oss-120b", "low low medium high high high"),
+        ("deepseek-v4-flash", "low low medium high max max"),  # whose template adds no words at low and medium
+        ("hy3-preview", "low low high high high high"),
+        ("solar-open-100b", "low low high high high high"),
+    ],
+)
+def test_levels_of_thinking_are_told_in_the_words_that_a_template_knows(name: str, told: str) -> None:
+    """GLM-5.3 thinks its hardest at any other word, and Qwen3.8 refuses it."""
+    whole = PUBLISHED / name / "chat_template.jinja"
+    facts = read_facts(f"{LEVELS[name]}<think></think>" if name in LEVELS else whole.read_text(encoding="utf-8"))
+    efforts = [think_of_effort(facts, word) for word in ("minimal", "low", "medium", "high", "xhigh", "max")]
+    assert [template_variables(facts, str(each), {})[facts.effort or ""] for each in efforts] == told.split()
