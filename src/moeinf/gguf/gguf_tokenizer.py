@@ -7,9 +7,10 @@ from array import array
 from collections.abc import Callable, Mapping
 
 from moeinf.errors import CheckpointError
-from moeinf.gguf.gguf_vocabulary import CONTROL, ENDS, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
+from moeinf.gguf.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import shortest
+from moeinf.text.turn_ends import TURN_ENDS
 from moeinf.types import JsonObject
 
 _LONGEST_PIECE = 128
@@ -77,7 +78,7 @@ class _Files:
         return found | ({"do_sample": True} | asked if asked else {})
 
     def _ends_answers(self, number: int) -> bool:
-        return self.v.types[number] == CONTROL and self.v.tokens[number] in ENDS
+        return self.v.types[number] == CONTROL and self.v.tokens[number] in TURN_ENDS
 
     def tokenizer(self) -> JsonObject:
         vocabulary, steps = self._vocabulary(), list(self.v.pre.steps)

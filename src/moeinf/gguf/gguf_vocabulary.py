@@ -12,29 +12,9 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, Value
 from moeinf.gguf.metadata import texts_of
 from moeinf.gguf.pretokenizers import OF_ARCHITECTURES, PRE_TOKENIZERS, PreTokenizer
+from moeinf.text.turn_ends import TURN_ENDS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of tokens
-# Tokens that end an answer, which files with one eos_token_id do not list; <|end|> is left to moeinf.text, since in
-# gpt-oss it ends a message and not the answer. They are control tokens, whatever their kind is said to be.
-ENDS = {
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|return|>",
-    "<|call|>",
-    "<|calls|>",  # Solar's
-    "<|flush|>",
-    "<end_of_turn>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek's
-    "[EOT]",  # Kimi's
-    "<|end_of_msg|>",  # Kimi K3's
-    "[EOS]",
-    "[e~[",  # MiniMax's
-    "<turn|>",  # Gemma's
-    "<|tool_response>",
-}
 _MARK = re.compile("<\\|[^|<>\\s]+\\|>|<\uff5c[^\uff5c<>\\s]+\uff5c>|<start_of_turn>|<\\|turn>|\\[BOS\\]")
 _MOST_TOKENS = 1_000_000
 # Models of tokenizers whose tokens are texts with marks in place of spaces; bytes have tokens where a letter has none.
@@ -140,9 +120,9 @@ class Vocabulary:
         control = [
             number
             for number, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if (token in ENDS and kind in (NORMAL, USER_DEFINED)) or (kind == NORMAL and _MARK.fullmatch(token))
+            if (token in TURN_ENDS and kind in (NORMAL, USER_DEFINED)) or (kind == NORMAL and _MARK.fullmatch(token))
         ]
-        joined = self._joined({self.tokens[number] for number in control} - ENDS)
+        joined = self._joined({self.tokens[number] for number in control} - TURN_ENDS)
         control = [number for number in control if self.tokens[number] not in joined]
         if not control:
             return list(self.types)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
 from moeinf.errors import MALFORMED
 from moeinf.text.harmony_channels import is_harmony
+from moeinf.text.turn_ends import ENDS_MESSAGE, TURN_ENDS
 from moeinf.types import Json, JsonMapping, JsonObject
 
 _ONE_SPACE: Final = "\ue000"  # stands for the text of one space, which would be stripped; no token has this letter
@@ -16,19 +17,6 @@ _UNKNOWN: Final = "\ufffd"  # in what is decoded of a part of a letter
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
-# Ends of a turn that checkpoints forget to list as end of sequence; without them a chat never stops.
-_END_OF_TURN = (
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<end_of_turn>",
-    "<|end_of_turn|>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|end|>",
-    "<|end_of_text|>",
-    "<|end_of_msg|>",  # Kimi K3's
-    "<|call|>",
-)
 
 
 def end_ids(
@@ -41,8 +29,8 @@ def end_ids(
             model = model[part]
             listed.append(model.get("eos_token_id"))
     ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
-    names = [name for name in _END_OF_TURN if not (name == "<|end|>" and is_harmony(tokenizer))]  # ends a channel
-    named = (tokenizer.token_to_id(name) for name in [specials.get("eos_token", ""), *names])
+    names = TURN_ENDS if is_harmony(tokenizer) else TURN_ENDS | {ENDS_MESSAGE}
+    named = (tokenizer.token_to_id(name) for name in {specials.get("eos_token", ""), *names})
     return sorted(ids | {i for i in named if i is not None})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeinf.gguf.gguf_tokenizer import tokenizer_files
-from moeinf.gguf.gguf_vocabulary import ENDS
+from moeinf.text.turn_ends import TURN_ENDS
 from tests.support.vocabularies import built, gpt2, pieces, read, refused, trained
 
 _OPENERS = (
@@ -41,7 +41,7 @@ def with_words(tokens: list[str], kind: int, merges: list[str] | None = None) ->
     return fields
 
 
-@pytest.mark.parametrize("token", [*sorted(ENDS), *_OPENERS])
+@pytest.mark.parametrize("token", [*sorted(TURN_ENDS), *_OPENERS])
 def test_a_control_token_that_is_said_to_be_a_word_is_one_token_all_the_same(token: str) -> None:
     fields = with_words([token], 1)
     number = fields["tokenizer.ggml.tokens"].index(token)
@@ -51,7 +51,7 @@ def test_a_control_token_that_is_said_to_be_a_word_is_one_token_all_the_same(tok
     [line] = noted(fields)
     assert token in line and "control" in line
     ends = json.loads(tokenizer_files(read(fields))["generation_config.json"])["eos_token_id"]
-    assert (number in ends) == (token in ENDS)
+    assert (number in ends) == (token in TURN_ENDS)
 
 
 def test_several_of_them_are_told_in_one_line() -> None:

@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from moeinf.sampling.generation_config import not_done
 from moeinf.sampling.params import SamplingParams, from_generation_config, resolve_params
+from moeinf.text.turn_ends import ENDS_MESSAGE, TURN_ENDS
 from moeinf.text.vocabulary import end_ids
 from tests.support.text_models import byte_level_tokenizer
 from tests.support.true_configs import PUBLISHED
@@ -134,6 +135,14 @@ def test_what_transformers_does_not_know_is_followed_or_said() -> None:
 def test_a_list_of_another_form_is_said_and_left_out(name: str, value: object) -> None:
     assert not_done({name: value}, encoder=False) == [f"the checkpoint asks for {name} = {value!r}, which is not done"]
     assert resolve_params({}, {name: value}) == SamplingParams()
+
+
+@pytest.mark.parametrize("token", sorted({*TURN_ENDS, ENDS_MESSAGE}))
+def test_an_end_of_a_turn_ends_answers_that_no_config_lists(token: str) -> None:
+    """As of Gemma 4 without its generation_config.json."""
+    tokenizer = byte_level_tokenizer(["<eos>", token])
+    ends = end_ids(tokenizer, {"eos_token": "<eos>"}, {"eos_token_id": 7}, {})
+    assert set(ends) == {7, tokenizer.token_to_id("<eos>"), tokenizer.token_to_id(token)}
 
 
 def test_all_that_are_published_are_known() -> None:
