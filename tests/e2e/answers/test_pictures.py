@@ -184,6 +184,18 @@ def test_control_tokens_in_what_a_user_writes_are_no_places_for_pictures(model: 
     answer(model, [{"role": "user", "content": mark}], 2)
 
 
+def test_parts_that_are_all_text_are_one_text(model: Model, demo: StoredModel) -> None:
+    """As the server has it; a template that reads no parts would write a list, or nothing."""
+
+    def parts(*texts: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+    with Model(demo, RuntimeConfig.of(device="cpu", context=512)) as blind:
+        for opened in (model, blind):
+            one, two = (opened.encode([{"role": "user", "content": text}]) for text in ("cat", "cat\nsat"))
+            assert opened.encode(parts("cat")) == one and opened.encode(parts("cat", "sat")) == two
+
+
 def test_raw_prompts_have_pictures_in_front(model: Model) -> None:
     ids = model.encode(asking(QUESTION, png(1), png(2)), raw=True)
     text = model.encode(QUESTION, raw=True)

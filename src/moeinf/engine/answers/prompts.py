@@ -70,9 +70,11 @@ class Prompts:
 
         if isinstance(prompt, TokenIds):
             made = Prompt(checked_ids(prompt, self.num_ids))
+        elif isinstance(prompt, str):
+            made = Prompt(ids_of(prompt))
         else:
-            messages, given = ([], []) if isinstance(prompt, str) else without_pictures(prompt)
-            made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(prompt))
+            messages, given = without_pictures(prompt)
+            made = self._seen(messages, given, ids_of, raw=rendering.raw) if given else Prompt(ids_of(messages))
         check_length(len(made.ids), self._context, self.info.context_length, room)
         return made
 

@@ -20,6 +20,7 @@ class GivenPicture:
 def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[GivenPicture]]:
     """The messages as a chat template takes them, with {"type": "image"} for each picture; and the pictures, in order.
 
+    Texts without a picture are one text, a line each, as the server makes of them: few templates read parts.
     Raises UsageError for a part that is neither text nor a picture.
     """
     found: list[GivenPicture] = []
@@ -38,7 +39,11 @@ def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[G
     made: list[Message] = []
     for message in messages:
         content = message.get("content")
-        made.append({**message, "content": list(map(plain, content))} if isinstance(content, list | tuple) else message)
+        if isinstance(content, list | tuple):
+            parts = list(map(plain, content))
+            seen = any(part["type"] == "image" for part in parts)
+            message = {**message, "content": parts if seen else "\n".join(str(part["text"]) for part in parts)}
+        made.append(message)
     return made, found
 
 
