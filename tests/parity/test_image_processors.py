@@ -31,9 +31,9 @@ from moeinf.models.layers.vision.image_processor import (
     PooledPatches,
     settings_of,
 )
-from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
-from moeinf.models.layers.vision.of_families.filled_pictures import FilledPictures
-from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
+from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
+from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
 from moeinf.types import PictureStep
 from tests.support.tiny_models import all_configs

@@ -38,8 +38,8 @@ from moeinf.models.layers.vision.image_processor import (
     WholePictures,
     normalised,
 )
-from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
-from moeinf.models.layers.vision.of_families.tiled_pictures import TiledPictures
+from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
 from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids, written
 from moeinf.pictures.decode import decode
 from moeinf.pull.checkpoint.tensor_names import plan_name

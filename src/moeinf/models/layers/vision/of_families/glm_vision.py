@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.attention_config import MLP_NAMES, HeadNorms, NormConfig
 from moeinf.models.layers.vision.mergers import ConvolvedMerger
-from moeinf.models.layers.vision.of_families.filled_pictures import FilledPictures
+from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
 from moeinf.types import JsonObject

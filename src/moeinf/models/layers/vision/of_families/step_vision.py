@@ -11,7 +11,7 @@ from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.attention_config import AttentionConfig, NormConfig
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
-from moeinf.models.layers.vision.of_families.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.projector import Dense, Projector
 from moeinf.models.layers.vision.vision import Tiles, Vision, axial_frequencies
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
