@@ -528,7 +528,7 @@ class Copier(Protocol):
 class PictureStep:
     """One thing that is done to the pixels of a picture, which then has this height and width.
 
-    It is resized by a filter, has black put below and beside it, or is cut out from row `top` and column `left` on.
+    It is resized by a filter, lies at row `top` and column `left` of a grey canvas, or is cut out from there on.
     """
 
     kind: Literal["bicubic", "bilinear", "pad", "cut"]
@@ -536,6 +536,7 @@ class PictureStep:
     width: int
     top: int = 0
     left: int = 0
+    grey: int = 0  # of a canvas, from black to 255
 
 
 PictureView = tuple[PictureStep, ...]  # what is shown to a tower: all of a picture, or a part of it

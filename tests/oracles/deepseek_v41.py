@@ -231,13 +231,17 @@ class Moe(nn.Module):
             config["n_routed_experts"],
         )
         self.gate = linear(config["hidden_size"], count)
-        self.gate.register_parameter("bias", nn.Parameter(torch.zeros(count)))
+        for name in ("bias", "bias_vl") if config.get("sees") else ("bias",):
+            self.gate.register_parameter(name, nn.Parameter(torch.zeros(count)))
         self.experts = nn.ModuleList(Mlp(config) for _ in range(count))
         self.shared_experts = Mlp(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, pictures: Tensor) -> Tensor:
+        """pictures: whether each row is of one."""
         scores = F.softplus(x @ self.gate.weight.T).sqrt()
-        chosen = (scores + self.gate.bias).topk(self.top_k).indices
+        gate: Any = self.gate
+        bias = torch.where(pictures[:, None], gate.bias_vl, gate.bias) if pictures.any() else gate.bias
+        chosen = (scores + bias).topk(self.top_k).indices
         weights = scores.gather(1, chosen)
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.scale
         spread = torch.zeros_like(scores).scatter(1, chosen, weights)
@@ -261,12 +265,15 @@ class Hashes:
         ]
         self.pad = self.map[config["engram_pad_token_id"]]
 
-    def rows(self, table: int, ids: list[int]) -> Tensor:
+    def rows(self, table: int, ids: list[int], pictures: list[bool]) -> Tensor:
+        """pictures: whether each token is of one, from which on n-grams have nothing but pads."""
         kinds, found = [self.map[token] for token in ids], []
         for place in range(len(ids)):
             mixed, start, row = kinds[place] * int(self.multipliers[table][0]), 0, []
+            blocked = pictures[place]
             for back in range(1, self.size):
-                token = kinds[place - back] if place >= back else self.pad
+                blocked = blocked or place < back or pictures[place - back]
+                token = self.pad if blocked else kinds[place - back]
                 mixed ^= token * int(self.multipliers[table][back])
                 for prime in self.primes[table][back - 1]:
                     row.append(mixed % prime + start)
@@ -324,11 +331,11 @@ class Layer(nn.Module):
             comb = comb / (comb.sum(-2, keepdim=True) + self.hc_eps)
         return pre, post, comb
 
-    def forward(self, streams: Tensor, pre: Tensor, shared: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def forward(self, streams: Tensor, pre: Tensor, shared: dict[str, Any], pictures: Tensor) -> tuple[Tensor, Tensor]:
         for part, norm in (("attn", self.attn_norm), ("ffn", self.ffn_norm)):
             following, post, comb = self.numbers(streams, part)
             given = norm((pre[..., None] * streams).sum(1))
-            out = self.attn(given, shared) if part == "attn" else self.ffn(given)
+            out = self.attn(given, shared) if part == "attn" else self.ffn(given, pictures)
             streams = post[..., None] * out[:, None] + torch.einsum("tjk,tjd->tkd", comb, streams)
             pre = following
         return streams, pre
@@ -354,13 +361,22 @@ class DeepseekV41Reference(Reference):
                 nn.init.normal_(parameter, std=std)
 
     def forward(self, ids: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(
+            logits=self.of_rows(ids, self.embed(ids[0]), torch.zeros(ids.shape[1], dtype=torch.bool))
+        )
+
+    def of_rows(self, ids: Tensor, rows: Tensor, pictures: Tensor) -> Tensor:
+        """rows: embeddings, or what stands for them where tokens are pictures."""
         tokens, count = ids[0].tolist(), self.text["hc_mult"]
-        streams, shared = self.embed(ids[0])[:, None].repeat(1, count, 1), dict[str, Any]()
+        streams, shared = rows[:, None].repeat(1, count, 1), dict[str, Any]()
         pre = F.one_hot(torch.zeros(len(tokens), dtype=torch.long), count).float()
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             if layer.engram is not None:
                 assert self.hashes is not None
-                streams = layer.engram(streams, self.hashes.rows(self.text["engram_layer_ids"].index(i), tokens))
-            streams, pre = layer(streams, pre, shared)
-        return SimpleNamespace(logits=self.head(self.norm((pre[..., None] * streams).sum(1)))[None])
+                table = self.text["engram_layer_ids"].index(i)
+                added = layer.engram(streams, self.hashes.rows(table, tokens, pictures.tolist()))
+                streams = torch.where(pictures[:, None, None], streams, added)
+            streams, pre = layer(streams, pre, shared, pictures)
+        logits: Tensor = self.head(self.norm((pre[..., None] * streams).sum(1)))[None]
+        return logits

@@ -31,11 +31,13 @@ from moeinf.models.layers.vision.image_processor import (
     PooledPatches,
     settings_of,
 )
+from moeinf.models.layers.vision.processors.centred_pictures import CentredPictures
 from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
 from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
 from moeinf.types import PictureStep
+from tests.oracles.deepseek_v41_vision import patches_of
 from tests.support.tiny_models import all_configs
 
 SIZES = [(30, 50), (480, 640), (33, 700), (900, 40), (256, 256), (64, 65), (1, 150), (3000, 2000)]  # height, width
@@ -104,6 +106,31 @@ def test_filled_pictures_are_those_of_the_reference(size: tuple[int, int], least
     assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
     assert math.prod(grid) <= 4 * form.most_tokens
     assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
+
+
+_CENTRED = [(295936, 1024, None), (1, 60, None), (1, 14, None), (9000, 90, 3)]
+
+
+@pytest.mark.parametrize("size", [*SIZES, (14, 14), (700, 715), (1000, 6)], ids=str)
+@pytest.mark.parametrize(("least", "most", "widest"), _CENTRED)
+def test_centred_pictures_are_those_of_the_published_code(
+    size: tuple[int, int], least: int, most: int, widest: int | None
+) -> None:
+    image, data = png(*size)
+    vision = {"patch_size": 14, "downsample_ratio": 3, "min_pixels": least, "max_image_tokens": most}
+    vision["max_wh_ratio"] = widest  # type: ignore[assignment]
+    theirs, grid = patches_of(image, vision)
+    form = CentredPictures.parse(Fields(vision), Fields({}), 14, 3, None)
+    patches = form.patches(decode(data, "it", form.views)[0][0])
+    assert patches.grid == grid
+    rows, cols = (-(-side // 3) for side in grid)
+    assert rows * (cols + 1) + 2 <= form.most_tokens == most
+    assert (torch.from_numpy(patches.values) - theirs.flatten(1)).abs().max() < 1e-6
+
+
+def test_a_picture_of_too_few_centred_tokens_is_refused() -> None:
+    with pytest.raises(UsageError, match="--picture-tokens 3 is too few: a picture of this model has at least 4"):
+        CentredPictures.parse(Fields({}), Fields({}), 14, 3, 3)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -99,6 +99,7 @@ MARKS = {
     "mistral4": Marks(
         ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}
     ),
+    "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),
         ("<|media_begin|>", "vision_start_token_id"),

@@ -105,14 +105,14 @@ def _views(image: Image, views: list[list[JsonObject]]) -> list[bytes]:
     return found
 
 
-def _stepped(image: Image, kind: str, height: int, width: int, top: int, left: int) -> Image:
+def _stepped(image: Image, kind: str, height: int, width: int, top: int, left: int, grey: int) -> Image:
     import PIL.Image
 
     if kind == "cut":
         return image.crop((left, top, left + width, top + height))
     if kind == "pad":
-        canvas = PIL.Image.new("RGB", (width, height))
-        canvas.paste(image)
+        canvas = PIL.Image.new("RGB", (width, height), (grey,) * 3)
+        canvas.paste(image, (left, top))
         return canvas
     if image.size == (width, height):
         return image

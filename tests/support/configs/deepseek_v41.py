@@ -61,6 +61,19 @@ DEEPSEEK_V41: dict[str, Any] = {
     "vision_config": {"model_type": "deepseek_v41_vision", "num_hidden_layers": 2, "hidden_size": 16},
     "image_token_id": 96,
 }
+_VISION: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 48,
+    "intermediate_size": 20,
+    "num_attention_heads": 4,
+    "patch_size": 4,
+    "rope_theta": 5000.0,
+    "downsample_ratio": 3,
+    "max_image_tokens": 100,
+    "min_pixels": 16,
+    "max_wh_ratio": None,
+}
+SEEING: dict[str, dict[str, Any]] = {"deepseek_v41": DEEPSEEK_V41 | {"vision_config": _VISION}}
 CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v41": DEEPSEEK_V41,
     "deepseek_v41 language model alone, rounded rows, no table, fewer candidates than are chosen": {

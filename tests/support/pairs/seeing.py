@@ -44,6 +44,7 @@ from moeinf.models.layers.vision.vision import Grid, Mark, Vision, with_ids, wri
 from moeinf.pictures.decode import decode
 from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
+from tests.oracles.deepseek_v41_vision import DeepseekV41Seeing, patches_of
 from tests.oracles.kimi_k3_vision import KimiK3Seeing
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.pairs.experts import read_by, resident_experts, stored
@@ -277,6 +278,27 @@ _OF_GLM5V = (  # from names of transformers' Kimi K2.5
 )
 
 
+class _DeepseekV41(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        return DeepseekV41Seeing(dict(config)).float().eval()
+
+
+class _Centred:
+    """The patches of pictures as the oracle has them."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        self._vision = dict(config["vision_config"], max_image_tokens=tokens)
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Any]:
+        seen = [patches_of(PIL.Image.fromarray(image), self._vision) for image in images]
+        return {"pixel_values": [patches for patches, _ in seen], "grids": [grid for _, grid in seen]}
+
+
+def _of_deepseek(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.rows(given["pixel_values"], given["grids"])
+    return found
+
+
 def _of_kimi_k3(model: Any, given: Mapping[str, Any]) -> Tensor:
     found: Tensor = model.rows(given["pixel_values"], given["image_grid_thw"])
     return found
@@ -300,6 +322,7 @@ def _filled(config: Mapping[str, Any], tokens: int) -> Any:
 
 
 REFERENCES: Mapping[str, Reference] = {
+    "deepseek_v41": _DeepseekV41("", _Centred, rows=_of_deepseek),
     "ernie4_5_vl_moe": Reference("Ernie4_5_VLMoe", _ernie),
     "gemma4": Reference("Gemma4", _pooled),
     "glm4v_moe": Reference("Glm4vMoe", _of_film),

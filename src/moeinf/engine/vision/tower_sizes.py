@@ -80,8 +80,8 @@ def added_tokens(
 
 
 def grids_of(views: Sequence[Sequence[ByteArray]], form: ImageProcessor) -> list[list[Grid]]:
-    """Of the pixels of a picture's views."""
-    return [[(each.shape[0] // form.unit, each.shape[1] // form.unit) for each in row] for row in views]
+    """Of the pixels of a picture's views, of which the last tokens of a row or column may be less than whole."""
+    return [[(-(-each.shape[0] // form.unit), -(-each.shape[1] // form.unit)) for each in row] for row in views]
 
 
 def seeing_footprint(

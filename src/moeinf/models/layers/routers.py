@@ -98,8 +98,7 @@ class SigmoidRouter:
         s, math = self._scoring, self._math
         hidden = self._norm(x)
         scores = self._scores(self._gate(hidden))
-        by = scores if self._bias is None else scores + self._bias
-        kept = self._groups.kept(by, partial(best_two, math), self.outside)
+        kept = self._groups.kept(self._chosen_by(scores), partial(best_two, math), self.outside)
         ids = math.top_k(kept, self._top_k)
         weights = math.take(scores, ids)
         total = self._total(weights) if s.normalise else None
@@ -119,6 +118,9 @@ class SigmoidRouter:
 
     def _scores(self, logits: Array) -> Array:
         return self._math.sigmoid(logits)
+
+    def _chosen_by(self, scores: Array) -> Array:
+        return scores if self._bias is None else scores + self._bias
 
     def _total(self, weights: Array) -> Array:
         """What the weights of a token are divided by."""

@@ -1,11 +1,11 @@
 """DeepSeek-V4.1: DeepSeek-V4 with entries that layers share, mixtures of streams that are one behind, and Engram.
 
-Checkpoints hold a model of images beside it, and what experts are chosen by for its tokens, which is left out.
+A tower sees pictures, for whose tokens experts are chosen by a bias of their own.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
@@ -13,6 +13,8 @@ from moeinf.models.families.deepseek.deepseek_v4 import (
     AHEAD,
     RENAMED,
     STREAMS,
+    HashedMoe,
+    LearnedRouter,
     parse_v4,
     rotated,
     v4_blocks,
@@ -21,14 +23,25 @@ from moeinf.models.families.deepseek.deepseek_v4 import (
     v4_streams,
 )
 from moeinf.models.fields import Fields
+from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import DecoderConfig
 from moeinf.models.layers.latent.compressed import Candidates, CompressedHeads
 from moeinf.models.layers.latent.shared_entries import SharedConfig
+from moeinf.models.layers.moe import BlockSite, Moe
+from moeinf.models.layers.protocol import Layers
 from moeinf.models.layers.rope import Rope
 from moeinf.models.layers.streams.engram import TOKEN_MAP, EngramConfig, EngramConnections
+from moeinf.models.layers.streams.ngram_layer import Given
+from moeinf.models.layers.streams.picture_column import PictureTokens
+from moeinf.models.layers.vision.of_families.deepseek_vision import deepseek_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
-from moeinf.types import JsonObject
+from moeinf.models.widened import widened
+from moeinf.types import JsonObject, TensorPlan
+
+_PICTURE_BIAS = "gate.bias_vl"  # of a block
 
 
 def _parse(f: Fields) -> Spec:
@@ -101,15 +114,50 @@ def _sources(f: Fields, rates: list[int]) -> tuple[frozenset[int], frozenset[int
     return made, chosen, leaving
 
 
+class PictureRouter(LearnedRouter):
+    def __init__(self, layers: Layers, moe: Moe, site: BlockSite, given: Given) -> None:
+        """given: shared with the stem; its last column tells the tokens of pictures."""
+        super().__init__(layers, moe, site)
+        self._given, self._of_pictures = given, layers.weights.vector(site.block + _PICTURE_BIAS)
+
+    def _chosen_by(self, scores: Array) -> Array:
+        assert self._bias is not None
+        told = self._given.rows[0][:, -1:] > 0.5
+        return scores + self._math.where(told, self._of_pictures, self._bias)
+
+
+@dataclass(frozen=True, slots=True)
+class BiasedMoe(HashedMoe):
+    sees: bool = False  # pictures, for whose tokens there is another bias
+
+    def shapes(self, decoder: DecoderConfig) -> Shapes:
+        found = HashedMoe.shapes(self, decoder)
+        if self.sees:
+            names = (f"{decoder.layer(i)}{self.names.block}{_PICTURE_BIAS}" for i in self.moe_layers)
+            found |= {name: (self.moe.experts_of(i),) for i, name in enumerate(names)}
+        return found
+
+    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
+        plan = HashedMoe.plan(self, decoder, dense)
+        return plan if self.sees else replace(plan, ignored=(*plan.ignored, rf".*\.{_PICTURE_BIAS}"))
+
+
 class Family(DecoderFamily):
     name = "deepseek_v41"
     divisible = False
     ahead = AHEAD
-    ignored = (r"vision\..*", r"aligner\..*", r"image_(start|end|newline)", r".*\.gate\.bias_vl")
+    ignored = (r"vision\..*", r"aligner\..*", r"image_(start|end|newline)")
     renamed = RENAMED
 
     def __init__(self, config: JsonObject) -> None:
         spec = _parse(text_part(config).fields)
+        self.vision, self.no_vision = seeing(lambda: deepseek_vision(Fields(config), spec.decoder))
+        assert isinstance(spec.blocks, Moe) and isinstance(spec.connections, EngramConnections)
+        if self.vision is not None:
+            assert isinstance(self.vision.token, int)
+            connections = replace(spec.connections, pictures=PictureTokens(self.vision.token, PictureRouter))
+            spec = replace(spec, connections=connections)
+        spec = replace(spec, blocks=widened(BiasedMoe, spec.blocks, sees=self.vision is not None))
         self.take(spec)
         assert isinstance(spec.connections, EngramConnections)
         tables = spec.connections.tables

@@ -4,12 +4,14 @@ Tokens that are written alike but for case, accents and spaces count as one. Of 
 (ngrams.py) and streams x_s, with weights q_s and k_s that are learned,
     a_s = (q_s x_s / rms(x_s)) . (k_s (W e)_s / rms((W e)_s)) / sqrt(hidden)
     x_s <- x_s + sigmoid(sign(a_s) sqrt |a_s|) (W e)_value
+Tokens of pictures keep their streams; to tokens behind them they are what lies in front of a sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from moeinf.models.layers.attention_config import Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig
 from moeinf.models.layers.kv_cache import Cache, LayerState, Span
 from moeinf.models.layers.latent.compressed import CompressedAttention
+from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.protocol import Attention, Experts, Layers, Positions, Weights
 from moeinf.models.layers.streams.gated_residual import SLICE
 from moeinf.models.layers.streams.lagged import LaggedConnections
@@ -28,7 +31,8 @@ from moeinf.models.layers.streams.mixed_decoder import Beside
 from moeinf.models.layers.streams.mixed_residual import MixedStreams
 from moeinf.models.layers.streams.ngram_layer import Given
 from moeinf.models.layers.streams.ngrams import NgramConfig, lists_of_numbers, primes_of
-from moeinf.models.layers.streams.spread import NgramColumns, NoColumns
+from moeinf.models.layers.streams.picture_column import PictureColumn, PictureTokens
+from moeinf.models.layers.streams.spread import Columns, NgramColumns, NoColumns
 from moeinf.types import Float32Array, Profiler, TensorPlan, Workspace
 
 TOKEN_MAP = "engram_token_map"  # a field that pull makes of the tokenizer: of each token, what counts as one with it
@@ -117,13 +121,22 @@ def _token_map(f: Fields, vocab_size: int, kinds: int) -> tuple[int, ...]:
 class EngramColumns(NgramColumns):
     """Rows of the tables, by the kinds of tokens."""
 
-    def __init__(self, layers: Layers, config: EngramConfig, prefixes: Sequence[str], number: int) -> None:
+    def __init__(
+        self,
+        layers: Layers,
+        config: EngramConfig,
+        prefixes: Sequence[str],
+        number: int,
+        pictures: PictureTokens | None = None,
+    ) -> None:
         if not config.token_map:
             raise CheckpointError(
                 f"config.json has no {TOKEN_MAP}, which pull makes of the tokenizer; pull the model again"
             )
         super().__init__(layers, config, prefixes, number)
         self._kinds = np.array(config.token_map, np.int64)
+        if pictures is not None:
+            self._kinds[pictures.id] = _NONE
 
     def of(self, ids: Sequence[int], cache: Cache) -> Float32Array:
         return super().of(self._kinds[list(ids)].tolist(), cache)
@@ -136,10 +149,18 @@ class Engram:
     """In front of the attention of a layer."""
 
     def __init__(
-        self, weights: Weights, streams: MixedStreams, config: EngramConfig, prefix: str, given: Given, table: int
+        self,
+        weights: Weights,
+        streams: MixedStreams,
+        config: EngramConfig,
+        prefix: str,
+        given: Given,
+        table: int,
+        *,
+        pictures: bool,
     ) -> None:
-        """given: shared with the stem; table: which of the rows."""
-        self._streams, self._math, self._given = streams, weights.math, given
+        """given: shared with the stem; table: which of the rows. pictures: the last column tells their tokens."""
+        self._streams, self._math, self._given, self._pictures = streams, weights.math, given, pictures
         self._columns = slice(table * config.embed_dim, (table + 1) * config.embed_dim)
         self._both = weights.linear(f"{prefix}wkv.weight")
         queries, keys = (weights.vector(f"{prefix}{name}_weight") for name in ("q", "k"))
@@ -152,7 +173,10 @@ class Engram:
             both = self._both(looked_up[at : at + SLICE, self._columns] * 1.0)
             keys = both[:, : c.width].reshape(len(part), c.count, c.hidden_size)
             streams = part.reshape(len(part), c.count, c.hidden_size)
-            added = self._gates(streams, keys)[:, :, None] * both[:, None, c.width :]
+            gates = self._gates(streams, keys)
+            if self._pictures:
+                gates = gates * (looked_up[at : at + SLICE, -1:] * -1.0 + 1.0)
+            added = gates[:, :, None] * both[:, None, c.width :]
             part += added.reshape(len(part), c.width)
 
     def _gates(self, streams: Array, keys: Array) -> Array:
@@ -186,6 +210,7 @@ class WithEngram:
 @dataclass(frozen=True, slots=True)
 class EngramConnections(LaggedConnections):
     tables: EngramConfig | None
+    pictures: PictureTokens | None = None  # of a model that sees
 
     @property
     def state_bytes(self) -> int:
@@ -220,23 +245,32 @@ class EngramConnections(LaggedConnections):
         if self.tables is not None:
             width, rows = self.tables.embed_dim, len(self.tables.layers) * self.tables.embed_dim
             found |= Workspace(token=3 * rows, parts=SLICE * (6 * self.streams.width + width), inputs=width)
-        return found
+        return found if self.pictures is None else replace(found, token=found.token + 3)  # of a column
 
     def connect(self, spec: Spec, layers: Layers, experts: Experts, profiler: Profiler) -> Decoder:
         d, attention = spec.decoder, spec.attention(layers)
-        blocks = spec.blocks.make(d, layers, experts, profiler)
+        blocks, given, pictures = spec.blocks, Given(), self.pictures
+        if pictures is not None:
+            assert isinstance(blocks, Moe)
+            blocks = replace(blocks, router=partial(pictures.router, given=given))
+        made = blocks.make(d, layers, experts, profiler)
         compressed = (each for each in attention if isinstance(each, CompressedAttention))
         states = [each.new_entries for each in compressed if each.has_entries]
         number, prefixes = d.num_layers + len(states), self._prefixes(d)
-        columns = NoColumns() if self.tables is None else EngramColumns(layers, self.tables, prefixes, number)
-        return self.mixed(d, layers, attention, blocks, experts, profiler, Beside(columns, Given(), states))
+        columns: Columns = NoColumns()
+        if self.tables is not None:
+            columns = EngramColumns(layers, self.tables, prefixes, number, pictures)
+        if pictures is not None:
+            columns = PictureColumn(columns, pictures.id)
+        return self.mixed(d, layers, attention, made, experts, profiler, Beside(columns, given, states))
 
     def behind_tables(
         self, decoder: DecoderConfig, layers: Layers, attention: list[Attention], given: Given
     ) -> list[Attention]:
         for table, prefix in enumerate(self._prefixes(decoder)):
             assert self.tables is not None
-            engram = Engram(layers.weights, self.streams, self.tables, prefix, given, table)
+            seen = self.pictures is not None
+            engram = Engram(layers.weights, self.streams, self.tables, prefix, given, table, pictures=seen)
             i = self.tables.layers[table]
             attention[i] = WithEngram(engram, attention[i])
         return attention

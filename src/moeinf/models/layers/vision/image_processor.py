@@ -43,7 +43,8 @@ class ImageProcessor(Protocol):
         ...
 
     def views(self, height: int, width: int) -> PictureViews:
-        """What a tower is shown of a picture: the sides of each view are whole units.
+        """What a tower is shown of a picture: the sides of each view are whole units, or whole patches where the
+        tower takes less than whole tokens at the edges.
 
         Raises UsageError for a picture that is too narrow.
         """

@@ -32,6 +32,7 @@ from moeinf.models.layers.vision.halving import halved, halving_shapes
 from moeinf.models.layers.vision.image_processor import Patches
 from moeinf.models.layers.vision.learnt_positions import LearntPositions
 from moeinf.models.layers.vision.mergers import Merger
+from moeinf.models.layers.vision.squares import in_squares
 from moeinf.models.layers.vision.tower_modules import gated, norm_shapes, normed
 from moeinf.models.layers.vision.vision import Part, Tower, attend_all, axial_frequencies, by_blocks, turned_by
 from moeinf.models.layers.weights import StoredTensor
@@ -45,6 +46,7 @@ class Cut:
     patch: int  # pixels of a side
     merge: int  # patches of a side of what becomes one token
     kernel: tuple[int, ...]  # what the embedding multiplies of a patch, in the shape that it is stored in
+    whole: bool = True  # sides are of whole squares, whose patches follow one another; else they come row by row
 
     @staticmethod
     def film(patch: int, merge: int, frames: int) -> Cut:
@@ -61,6 +63,7 @@ class TowerMlp:
     activation: Activation = "gelu_tanh"
     biased: bool = True
     limit: float = 0.0  # of three names: silu takes at most this of the gate, and up(x) lies within it; 0: none
+    fused: bool = False  # of two names: the first one's rows are those of silu's gate, then those of up
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class MergingTower(Tower):
                 shapes |= norm_shapes(self._norm(block + name), hidden)
             *wide, down = (block + name for name in c.mlp.names)
             for name in wide:
-                shapes |= linear_shapes(name, c.mlp.size, hidden, biased=c.mlp.biased)
+                shapes |= linear_shapes(name, c.mlp.size << c.mlp.fused, hidden, biased=c.mlp.biased)
             shapes |= linear_shapes(down, hidden, c.mlp.size, biased=c.mlp.biased)
             shapes |= {block + name: (hidden,) for name in names.scales or ()}
         shapes |= halving_shapes([names.prefix + name for name in names.halvings], hidden)
@@ -190,6 +193,8 @@ class MergingTower(Tower):
         if further:
             x = joined(math, [x[span.start : span.stop - 1] for span in spans])
         x = halved(part, [names.prefix + name for name in names.halvings], x, [view.grid for view in views])
+        if not c.cut.whole:
+            x = in_squares(math, x, [view.grid for view in views], c.cut.merge)
         return math.to_host(math.concatenate([self._merger.tokens(part, x, square), *deep], 1))
 
     def _embedded(self, part: Part, first: Layers, views: Sequence[Patches]) -> Array:
@@ -216,7 +221,7 @@ class MergingTower(Tower):
 
     def _places(self, grid: tuple[int, int]) -> tuple[IntArray, IntArray]:
         """Row and column of each patch: those that are merged follow one another."""
-        m = self._config.cut.merge
+        m = self._config.cut.merge if self._config.cut.whole else 1
         rows, cols = (np.arange(count).reshape(-1, m) for count in grid)
         shape = (len(rows), len(cols), m, m)
         row = np.broadcast_to(rows[:, None, :, None], shape).reshape(-1)
@@ -258,16 +263,22 @@ class MergingTower(Tower):
             attend_all(part, self.attention, replace(site, replaces=True), attended, cache, turned)
             x[rows] += attended * scales[0]
         inside = [f"{name}{each}" for each in mlp.names]
+        of_first = None if mlp.limit or mlp.fused else mlp.activation
         first, *rest = (
             part.weights.linear(f"{each}.weight", f"{each}.bias" if mlp.biased else None, function)
-            for each, function in zip(inside, (None if mlp.limit else mlp.activation, None, None), strict=False)
+            for each, function in zip(inside, (of_first, None, None), strict=False)
         )
         norm, down, math = part.weights.norm(behind), rest[-1], part.weights.math
 
+        def inner(given: Array) -> Array:
+            found = first(given)
+            if mlp.fused:
+                return math.silu(found[:, : mlp.size]) * found[:, mlp.size :]
+            return found if len(rest) == 1 else gated(math, found, rest[0](given), mlp.limit)
+
         def block(rows: Array) -> Array:
             given = norm(rows)
-            inner = first(given) if len(rest) == 1 else gated(math, first(given), rest[0](given), mlp.limit)
-            found = down(inner)
+            found = down(inner(given))
             return found if scales is None else found * scales[1]
 
         by_blocks(x, block)
