@@ -34,6 +34,7 @@ from moeinf.models.layers.vision.image_processor import (
 from moeinf.models.layers.vision.processors.centred_pictures import CentredPictures
 from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
+from moeinf.models.layers.vision.processors.stretched_tiles import StretchedTiles
 from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
 from moeinf.types import PictureStep
@@ -290,6 +291,34 @@ def test_pixels_of_tiles_are_rounded_as_in_the_reference() -> None:
     assert patches.grid == (24, 24) and patches.values.shape == (576, 588)
     second = form.colours(views[0][1])[:14, 14:28].transpose(2, 0, 1)
     assert np.array_equal(patches.values[1], second.reshape(-1))
+
+
+@pytest.mark.parametrize("most", [1, 6, 12])
+def test_stretched_tiles_are_those_of_the_reference(most: int) -> None:
+    of_tiles = arithmetic_of("cohere2_vision")
+    form = StretchedTiles.parse(Fields({"max_patches": most, "patch_size": 16}), 16, 2, 512, 13 * 256)
+    for height, width in (*LARGE, (100, 30), (512, 512), (513, 512), (2000, 2000), (999, 1001)):
+        cols, rows = of_tiles.get_optimal_tiled_canvas((height, width), (512, 512), 1, most)
+        *tiles, whole = form.views(height, width)
+        assert whole == ((PictureStep("bicubic", 512, 512),),)
+        if rows * cols == 1:
+            assert not tiles
+            continue
+        assert [len(tiles), *map(len, tiles)] == [rows, *[cols] * rows]
+        canvas = PictureStep("bicubic", 512 * rows, 512 * cols)
+        for row, col in ((0, 0), (rows - 1, cols - 1)):
+            assert tiles[row][col] == (canvas, PictureStep("cut", 512, 512, 512 * row, 512 * col))
+        assert form.most_tokens >= 256 * (rows * cols + 1)
+
+
+def test_settings_of_stretched_tiles_bound_them_or_are_refused() -> None:
+    assert StretchedTiles.parse(Fields({}), 16, 2, 512, None).most_tiles == 3
+    assert StretchedTiles.parse(Fields({"crop_to_patches": False}), 16, 2, 512, 9999).most_tokens == 256
+    with pytest.raises(UsageError, match=r"--picture-tokens 255 is too few: .* at least 256"):
+        StretchedTiles.parse(Fields({}), 16, 2, 512, 255)
+    for settings in ({"patch_size": 14}, {"size": {"height": 364}}, {"min_patches": 2}, {"do_normalize": False}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
+            StretchedTiles.parse(Fields(settings), 16, 2, 512, None)
 
 
 def test_fewer_tokens_than_a_tile_has_are_refused() -> None:

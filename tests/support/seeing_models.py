@@ -99,6 +99,11 @@ MARKS = {
     "mistral4": Marks(
         ("[IMG]", "image_token_index"), unnamed=("[IMG_BREAK]", "[IMG_END]"), settings={"size": {"longest_edge": 48}}
     ),
+    "cohere2_vision": Marks(
+        ("<|IMG_PATCH|>", "image_token_id"),
+        unnamed=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
+        settings={"size": {"height": 16, "width": 16}, "patch_size": 2},
+    ),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),

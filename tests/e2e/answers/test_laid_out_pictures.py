@@ -46,6 +46,9 @@ def marks(model: Model, ids: list[int]) -> str:
     letters = {
         "[IMG_BREAK]": "B",
         "[IMG_END]": "E",
+        "<|START_OF_IMG|>": "(",
+        "<|IMG_LINE_BREAK|>": "x",
+        "<|END_OF_IMG|>": ")",
         "<|image_start|>": "(",
         "<|tile_x_separator|>": "x",
         "<|tile_y_separator|>": "y",
@@ -109,6 +112,13 @@ def test_windows_are_bracketed_and_the_whole_comes_last(tmp_path: Path) -> None:
         whole = f"({'S' * 16})"
         row = "[SSSS]" * 3
         assert marks(model, ids) == f"{whole}{row}n{row}{whole}"
+        assert model.generate(asking(QUESTION, png(1)), model.params(num_predict=2)).token_ids
+
+
+def test_tiles_end_with_a_token_and_the_whole_comes_last(tmp_path: Path) -> None:
+    with Model(seeing_model(tmp_path, "cohere2_vision"), RuntimeConfig.of(device="cpu", context=512)) as model:
+        ids = model.encode(asking(QUESTION, png(1, 16, 12), png(2, 30, 40)))
+        assert marks(model, ids) == f"(SSSSx)({'SSSSx' * 7})"
         assert model.generate(asking(QUESTION, png(1)), model.params(num_predict=2)).token_ids
 
 

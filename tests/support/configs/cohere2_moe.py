@@ -1,5 +1,7 @@
 """Tiny configs of Cohere's models with experts."""
 
+from typing import Any
+
 from tests.support.tiny_models import COMMON
 
 COHERE2 = COMMON | {
@@ -15,6 +17,28 @@ COHERE2 = COMMON | {
     "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     "mlp_layer_types": ["dense", "sparse", "sparse"],
     "logit_scale": 0.25,
+}
+SEEING: dict[str, dict[str, Any]] = {
+    "cohere2_vision": {
+        "model_type": "cohere2_vision",
+        "text_config": COHERE2 | {"logit_scale": 1.0},  # as published; the reference leaves it out where it sees
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "image_size": 16,
+            "patch_size": 4,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-3,
+            "vision_use_head": False,
+        },
+        "downsample_factor": 2,
+        "alignment_intermediate_size": 48,
+        "image_token_id": 90,
+        "tie_word_embeddings": True,
+    }
 }
 CONFIGS = {
     "cohere2_moe": COHERE2,

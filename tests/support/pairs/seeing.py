@@ -121,6 +121,19 @@ class _OneByOne:
         return {"pixel_values": torch.from_numpy(np.stack(found)), "image_grid_thw": torch.tensor(grids)}
 
 
+class _Stretched:
+    """In the place of Command A's image processor, which needs torchvision: the tiles that ours has made."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        self._form = seen_by(config).form(Fields(_STRETCHED), tokens)
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        tiles = [view for image in images for row in shown(self._form, image) for view in row]
+        values = [normalised(each, *OF_CLIP) for each in tiles]
+        return {"pixel_values": torch.from_numpy(np.stack(values)).movedim(3, 1)}
+
+
+_STRETCHED = {"size": {"height": 16, "width": 16}, "patch_size": 2}
 _CROPPED = {"size": {"height": 64, "width": 64}, "patch_size": 32, "max_image_size": 320}
 
 
@@ -160,6 +173,11 @@ def _in_one(model: Any, given: Mapping[str, Any]) -> Tensor:
 
 def _of_tiles(model: Any, given: Mapping[str, Any]) -> Tensor:
     found: Tensor = model.multi_modal_projector(model.get_image_features(given["pixel_values"]).last_hidden_state)
+    return found.flatten(0, 1)
+
+
+def _of_stretched(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.get_image_features(given["pixel_values"]).pooler_output
     return found.flatten(0, 1)
 
 
@@ -322,6 +340,7 @@ def _filled(config: Mapping[str, Any], tokens: int) -> Any:
 
 
 REFERENCES: Mapping[str, Reference] = {
+    "cohere2_vision": Reference("Cohere2Vision", _Stretched, rows=_of_stretched, settings=_STRETCHED),
     "deepseek_v41": _DeepseekV41("", _Centred, rows=_of_deepseek),
     "ernie4_5_vl_moe": Reference("Ernie4_5_VLMoe", _ernie),
     "gemma4": Reference("Gemma4", _pooled),

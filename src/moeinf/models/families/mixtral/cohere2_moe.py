@@ -17,6 +17,8 @@ from moeinf.models.layers.moe import BlockSite, Moe, Scoring, Shared
 from moeinf.models.layers.moe_block import Beside, Routed, SharedExpert
 from moeinf.models.layers.protocol import Block, Experts, Layers
 from moeinf.models.layers.rope import rope_of, whole_heads
+from moeinf.models.layers.vision.of_families.cohere_vision import RENAMED, cohere_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
 from moeinf.types import JsonObject, Profiler
 
@@ -127,9 +129,11 @@ class Family(DecoderFamily):
     name = "cohere2_moe"
     parse = staticmethod(_parse)
     text = TextIn()
+    renamed = RENAMED
     ignored = (r"model\.(vision_tower|multi_modal_projector)\..*",)
 
     def __init__(self, config: JsonObject) -> None:
         if config.get("model_type") == "cohere2_vision":  # whose language model may be another
             Fields(config).within("text_config").only("model_type", "cohere2_moe")
         super().__init__(config)
+        self.vision, self.no_vision = seeing(lambda: cohere_vision(config, self.decoder.attention.hidden_size))

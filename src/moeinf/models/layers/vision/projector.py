@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Literal
+from typing import Final, Literal
 
 from moeinf.models.layers.array_math import Array, ArrayMath, joined
 from moeinf.models.layers.attention_config import NormConfig, Shapes, linear_shapes
@@ -24,8 +24,10 @@ class Dense:
     activation: Activation | None = None
 
 
-# How the numbers of a token's patches lie behind one another; twice: what is there of a token, and the same again.
-Join = Literal["patch by patch", "number by number", "twice"]
+# How the numbers of a token's patches lie behind one another; twice: what is there of a token, and the same again;
+# gated: the first half of what is there, times silu of the second one.
+Join = Literal["patch by patch", "number by number", "twice", "gated by the second half"]
+_GATED: Final = "gated by the second half"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Projector:
                 shapes |= linear_shapes(step.name, step.rows, width, biased=step.biased)
                 width = step.rows
             else:
-                width *= 2 if step == "twice" else patches
+                width = width // 2 if step == _GATED else width * (2 if step == "twice" else patches)
         assert width == out
         return shapes
 
@@ -58,6 +60,8 @@ class Projector:
                 functions.append(weights.linear(f"{step.name}.weight", bias, step.activation))
             elif step == "twice":
                 functions.append(partial(_twice, math))
+            elif step == _GATED:
+                functions.append(partial(_gated, math))
             else:
                 functions.append(_joining(step, patches))
         found = list[Array]()
@@ -68,6 +72,11 @@ class Projector:
 
 def _twice(math: ArrayMath, x: Array) -> Array:
     return math.concatenate([x, x], 1)
+
+
+def _gated(math: ArrayMath, x: Array) -> Array:
+    half = x.shape[1] // 2
+    return x[:, :half] * math.silu(x[:, half:])
 
 
 def _joining(how: Join, patches: int) -> Callable[[Array], Array]:

@@ -109,8 +109,10 @@ def tower_attention(
     names: tuple[str | None, str] = ("qkv", "proj"),
     by_turns: bool = False,
     head_norms: HeadNorms | None = None,
+    turned: bool = True,
 ) -> AttentionConfig:
     """biases: of queries, keys and values, and of the output; names: of their matrices, None for one each.
+    turned: heads are, by places; else nothing but learnt positions tells these.
 
     With axes, the rope says itself which pairs turn by rows and which by columns, and how fast. Otherwise, with
     by_turns, pairs of neighbours turn by the column, the row, the column, ...; else pairs (i, i + half) turn by the
@@ -125,7 +127,7 @@ def tower_attention(
         heads,
         size,
         eps,
-        plain_rope(size, 1e4, by_turns),
+        plain_rope(size, 1e4, by_turns) if turned else None,
         projections=Projections(bias=biases[0], output_bias=biases[1], fused=names[0], output=names[1]),
         sight=Sight(sees="all"),
         norm=norm,
@@ -240,7 +242,9 @@ class MergingTower(Tower):
 
     def _turned(self, first: Layers, row: IntArray, col: IntArray) -> object:
         frequencies, rope = axial_frequencies(self.attention.head_dim, self._config.theta), self.attention.rope
-        assert rope is not None
+        if rope is None:
+            nothing = np.empty((len(row), 0), np.float32)
+            return first.angles(nothing, nothing)
         if rope.axes is not None:
             places = np.stack([np.zeros_like(row), row, col], 1)[:, rope.axes]
             angles = places.astype(np.float32, "C") * rope.frequencies

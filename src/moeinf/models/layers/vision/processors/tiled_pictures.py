@@ -60,7 +60,7 @@ class TiledPictures:
 
     def views(self, height: int, width: int) -> PictureViews:
         """Tiles in rows, and in a row of its own the whole, unless it is the only tile."""
-        rows, cols = self.tiles(height, width)
+        rows, cols = tiles_for(height, width, self.tile, self.most_tiles, np.float32)
         canvas = PictureStep("pad", rows * self.tile, cols * self.tile)
         common = (PictureStep("bilinear", *self._size(height, width, canvas)), canvas)
         if rows * cols == 1:
@@ -71,19 +71,6 @@ class TiledPictures:
 
         whole = PictureStep("bilinear", self.tile, self.tile)
         return (*(tuple(cut(row, col) for col in range(cols)) for row in range(rows)), ((whole,),))
-
-    def tiles(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tiles: of those that need not make the picture smaller, what it fills best; else those
-        that make it smaller by the least. Of equal ones, the fewest."""
-        most = self.most_tiles
-        known = [(rows, cols) for rows in range(1, most + 1) for cols in range(1, most // rows + 1)]
-        scales = {
-            each: min(np.float32(each[0] * self.tile) / np.float32(height), np.float32(each[1] * self.tile) / width)
-            for each in known
-        }
-        larger = [scale for scale in scales.values() if scale >= 1]
-        chosen = min(larger) if larger else max(scales.values())
-        return min((each for each in known if scales[each] == chosen), key=math.prod)
 
     def _size(self, height: int, width: int, canvas: PictureStep) -> tuple[int, int]:
         """To which a picture is resized: to no more than it has, unless it is smaller than a tile."""
@@ -110,3 +97,15 @@ def _rounded(values: Float32Array) -> Float32Array:
     bits = values.view(np.uint32)
     found: Float32Array = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
     return found
+
+
+def tiles_for(height: int, width: int, tile: int, most: int, number: type[np.floating]) -> tuple[int, int]:
+    """Rows and columns of tiles: of those that need not make the picture smaller, what it fills best; else those that
+    make it smaller by the least. Of equal ones, the fewest. number: in which published code compares."""
+    known = [(rows, cols) for rows in range(1, most + 1) for cols in range(1, most // rows + 1)]
+    scales = {
+        each: min(number(each[0] * tile) / number(height), number(each[1] * tile) / number(width)) for each in known
+    }
+    larger = [scale for scale in scales.values() if scale >= 1]
+    chosen = min(larger) if larger else max(scales.values())
+    return min((each for each in known if scales[each] == chosen), key=math.prod)
