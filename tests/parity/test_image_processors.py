@@ -31,6 +31,7 @@ from moeinf.models.layers.vision.image_processor import (
     PooledPatches,
     settings_of,
 )
+from moeinf.models.layers.vision.processors.bounded_grids import BoundedGrids
 from moeinf.models.layers.vision.processors.centred_pictures import CentredPictures
 from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
@@ -291,6 +292,29 @@ def test_pixels_of_tiles_are_rounded_as_in_the_reference() -> None:
     assert patches.grid == (24, 24) and patches.values.shape == (576, 588)
     second = form.colours(views[0][1])[:14, 14:28].transpose(2, 0, 1)
     assert np.array_equal(patches.values[1], second.reshape(-1))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (16, 16), (17, 33), (600, 1500)], ids=str)
+@pytest.mark.parametrize(("least", "most"), [(1024, 13312), (1, 240), (64, 64), (40, 300)])
+def test_grids_within_bounds_are_those_of_the_reference(size: tuple[int, int], least: int, most: int) -> None:
+    of_grids = arithmetic_of("nemotron_h_omni")
+    form = BoundedGrids.parse(Fields({"min_num_patches": least, "max_num_patches": most}), 16, 2, None)
+    rows, cols = of_grids.get_patch_grid_size(*size, 16, 2, least, min(most, 4096))
+    if rows * cols <= 4 * form.most_tokens:
+        assert form.size(*size) == (16 * rows, 16 * cols)
+    assert math.prod(form.size(*size)) <= 1024 * form.most_tokens
+
+
+def test_a_narrow_picture_has_no_more_patches_than_the_bound() -> None:
+    form = BoundedGrids.parse(Fields({}), 16, 2, 6)
+    for size in ((10, 2000), (2000, 10), (16, 16), (3000, 2900)):
+        rows, cols = (side // 16 for side in form.size(*size))
+        assert 4 <= rows * cols <= 24 and rows % 2 == cols % 2 == 0
+
+
+def test_a_published_mean_of_nothing_is_followed() -> None:
+    form = BoundedGrids.parse(Fields({"norm_mean": [0.0] * 3, "norm_std": [1.0] * 3}), 16, 2, None)
+    assert form.patches(np.full((32, 32, 3), 51, np.uint8)).values == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("most", [1, 6, 12])

@@ -104,6 +104,11 @@ MARKS = {
         unnamed=("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"),
         settings={"size": {"height": 16, "width": 16}, "patch_size": 2},
     ),
+    "nemotron_h_omni": Marks(
+        ("<image>", "image_token_id"),
+        unnamed=("<img>", "</img>"),
+        settings={"min_num_patches": 4, "max_num_patches": 120},
+    ),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),

@@ -119,12 +119,12 @@ class Fields:
             raise CheckpointError(f"{self.said(name)} is {value!r:.100}; must be {also}a number from {low} to {high}")
         return float(value)
 
-    def numbers(self, name: str, count: int) -> list[float]:
+    def numbers(self, name: str, count: int, *, zero: bool = False) -> list[float]:
         """A list of so many numbers as `number` takes them."""
         values = self._values.get(name)
         if not isinstance(values, list) or len(values) != count:
             raise CheckpointError(f"{self.said(name)} must be a list of {count} numbers")
-        return [Fields({name: value}, self._where, self._called).number(name) for value in values]
+        return [Fields({name: value}, self._where, self._called).number(name, zero=zero) for value in values]
 
     def within(self, name: str) -> Fields:
         """The fields of an object in this one; none where it is null or absent."""

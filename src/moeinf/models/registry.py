@@ -65,7 +65,7 @@ FAMILIES = (
     FamilyEntry("granitemoe_swa", "mixtral"),
     FamilyEntry("granitemoehybrid", "hybrid"),
     FamilyEntry("nemotron_h", "hybrid"),
-    FamilyEntry("nemotron_h_omni", "hybrid"),
+    FamilyEntry("nemotron_h_omni", "hybrid", also=("NemotronH_Nano_Omni_Reasoning_V3",)),
     FamilyEntry("nemo_speechlm", "hybrid"),
     FamilyEntry("lfm2_moe", "hybrid"),
     FamilyEntry("jamba", "hybrid"),

@@ -301,6 +301,34 @@ class _DeepseekV41(Reference):
         return DeepseekV41Seeing(dict(config)).float().eval()
 
 
+class _Nemotron(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        from transformers import NemotronH_Omni_Reasoning_V3, NemotronH_Omni_Reasoning_V3_Config
+
+        values = {key: value for key, value in config.items() if key != "model_type"}
+        return NemotronH_Omni_Reasoning_V3(NemotronH_Omni_Reasoning_V3_Config(**values)).float().eval()
+
+
+class _Gridded:
+    """In the place of Nemotron's image processor, which needs torchvision: patch by patch, in rows."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        self._patch = config["vision_config"]["patch_size"]
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        patches, side = list[Tensor](), self._patch
+        for image in images:
+            values = torch.from_numpy(normalised(image, *OF_CLIP))
+            patches.append(values.unfold(0, side, side).unfold(1, side, side).flatten(0, 1).flatten(1))
+        grids = [[image.shape[0] // side, image.shape[1] // side] for image in images]
+        return {"pixel_values": torch.cat(patches), "image_grid_hw": torch.tensor(grids)}
+
+
+def _of_nemotron(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.get_image_features(given["pixel_values"], given["image_grid_hw"]).pooler_output[0]
+    return found
+
+
 class _Centred:
     """The patches of pictures as the oracle has them."""
 
@@ -352,6 +380,7 @@ REFERENCES: Mapping[str, Reference] = {
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
+    "nemotron_h_omni": _Nemotron("", _Gridded, rows=_of_nemotron),
     "step3p7": Reference("Step3p7", _Cropped, rows=_of_windows, settings=_CROPPED),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),
     "qwen3_omni_moe": _Omni("Qwen3OmniMoeThinker", _merged, around=("vision_start_token_id", "vision_end_token_id")),

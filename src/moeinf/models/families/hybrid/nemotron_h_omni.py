@@ -1,6 +1,6 @@
-"""Nemotron 3 Omni, the language model of it: Nemotron 3's (NemotronH_Omni_Reasoning_V3 in transformers).
+"""Nemotron 3 Omni: Nemotron 3's language model, and C-RADIO, which sees (NemotronH_Omni_Reasoning_V3 in transformers).
 
-Checkpoints hold models that see and hear beside it, which are left out.
+Checkpoints hold models that hear beside it, which are left out.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from moeinf.models.families.hybrid import nemotron_h
+from moeinf.models.fields import Fields
+from moeinf.models.layers.vision.of_families.nemotron_vision import nemotron_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject
 
@@ -28,3 +31,6 @@ class Family(nemotron_h.Family):
         if config.get("text_config") is None and "llm_config" in config:  # as published
             config = config | {"text_config": config["llm_config"]}
         self.take(self.parse(text_part(config).fields))
+        self.vision, self.no_vision = seeing(
+            lambda: nemotron_vision(Fields(config), self.decoder.attention.hidden_size)
+        )

@@ -305,7 +305,7 @@ def settings_of(files: JsonMapping) -> Fields:
 def colours_of(f: Fields, default: Colours) -> Colours:
     """Means and deviations of the three colours, from 0 to 1."""
     mean, std = (
-        tuple(f.numbers(name, 3)) if f.get(name) is not None else each
+        tuple(f.numbers(name, 3, zero=name == "image_mean")) if f.get(name) is not None else each
         for name, each in zip(("image_mean", "image_std"), default, strict=True)
     )
     return mean, std

@@ -28,9 +28,12 @@ class LearntPositions:
     between: Literal["corners", "linear", "cubic"]
     squared: bool = False  # the tensor has a dimension for rows and one for columns
     last: bool = False  # the tensor has a further row behind the grid, of a token that is no patch
+    cropped: bool = False  # a picture is a part of a square as long as its longer side; tensors have a 1 in front
 
     def shapes(self, hidden: int) -> Shapes:
-        return {self.name: (self.side, self.side, hidden) if self.squared else (self.side**2 + self.last, hidden)}
+        if self.squared:
+            return {self.name: (self.side, self.side, hidden)}
+        return {self.name: (*((1,) if self.cropped else ()), self.side**2 + self.last, hidden)}
 
     def of_patches(self, part: Part, row: IntArray, col: IntArray, grid: tuple[int, int]) -> Array:
         """[patches, hidden], of those at these rows and columns of the picture's grid; behind them, where there is one,
@@ -39,7 +42,8 @@ class LearntPositions:
         rows = weights.math.to_host(weights.vector(self.name)).reshape(self.side**2 + self.last, -1)
         table = rows[: self.side**2].reshape(self.side, self.side, -1)
         found: Float32Array = np.zeros((len(row), table.shape[2]), np.float32)
-        by_row, by_col = (self.taps(*each) for each in zip((row, col), grid, strict=True))
+        counts = (max(grid),) * 2 if self.cropped else grid
+        by_row, by_col = (self.taps(*each) for each in zip((row, col), counts, strict=True))
         for r, down in by_row:
             for c, across in by_col:
                 found += table[r, c] * (down * across)[:, None]

@@ -75,7 +75,8 @@ class VitNames:
     attention: str = "attn."
     norms: tuple[str, str] = ("norm1", "norm2")
     patches: str = "patch_embed.proj"
-    class_token: str | None = None  # a row behind the patches of a view, which the merger is not given
+    class_token: str | None = None  # rows behind the patches of a view, which the merger is not given
+    class_tokens: int | None = None  # how many of these; None: one, in a tensor of one dimension
     scales: tuple[str, str] | None = None  # behind that of a block: vectors that multiply what its two parts add
     halvings: tuple[str, ...] = ()  # convolutions of 3 * 3 patches, in steps of 2, each to twice as many numbers
 
@@ -163,7 +164,8 @@ class MergingTower(Tower):
         shapes |= {f"{patches}.bias": (hidden,)} if c.biased_patches else {}
         shapes |= norm_shapes(c.front, hidden) | norm_shapes(c.placed, hidden)
         if names.class_token is not None:
-            shapes[names.prefix + names.class_token] = (hidden,)
+            rows = () if names.class_tokens is None else (names.class_tokens,)
+            shapes[names.prefix + names.class_token] = (*rows, hidden)
         return shapes | ({} if c.positions is None else c.positions.shapes(hidden))
 
     def _norm(self, name: str) -> NormConfig:
@@ -178,7 +180,8 @@ class MergingTower(Tower):
 
     def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
         c, names, square = self._config, self._config.names, self._config.cut.merge**2
-        first, further = part(f"{names.prefix}{names.patches}."), int(names.class_token is not None)
+        first = part(f"{names.prefix}{names.patches}.")
+        further = 0 if names.class_token is None else names.class_tokens or 1
         spans, end = list[slice](), 0
         for view in views:
             spans.append(slice(end, end + len(view.values) + further))
@@ -193,7 +196,7 @@ class MergingTower(Tower):
             if i in self._deep:
                 deep.append(self._deep[i].tokens(part, x, square))
         if further:
-            x = joined(math, [x[span.start : span.stop - 1] for span in spans])
+            x = joined(math, [x[span.start : span.stop - further] for span in spans])
         x = halved(part, [names.prefix + name for name in names.halvings], x, [view.grid for view in views])
         if not c.cut.whole:
             x = in_squares(math, x, [view.grid for view in views], c.cut.merge)
@@ -207,19 +210,20 @@ class MergingTower(Tower):
         found = list[Array]()
         for view in views:
             x = norm(embedding(math.of_host(view.values)))
-            x = x if own is None else math.concatenate([x, own], 0)
             if c.positions is not None and view.grid not in places:
                 places[view.grid] = c.positions.of_patches(part, *self._places(view.grid), view.grid)
-            found.append(x if c.positions is None else x + places[view.grid])
+            found += [x if c.positions is None else x + places[view.grid][: len(x)], *(() if own is None else (own,))]
+            if own is not None and c.positions is not None and c.positions.last:
+                found[-1] = own + places[view.grid][len(x) :]
         return normed(part, c.placed)(joined(math, found))
 
     def _class(self, part: Part) -> Array | None:
-        """[1, hidden]"""
+        """[class tokens, hidden]"""
         names = self._config.names
         if names.class_token is None:
             return None
         own = part(names.prefix + names.class_token).weights.vector(names.prefix + names.class_token)
-        return own.reshape(1, len(own))
+        return own.reshape(-1, self.attention.hidden_size)
 
     def _places(self, grid: tuple[int, int]) -> tuple[IntArray, IntArray]:
         """Row and column of each patch: those that are merged follow one another."""
