@@ -95,6 +95,26 @@ def test_merged_patches_of_a_film_are_those_of_the_reference(size: tuple[int, in
     assert (torch.from_numpy(values) - theirs["pixel_values"]).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("bounds", [(1, 90), (64, 800), None])
+def test_patches_of_hunyuan_are_those_of_the_reference(size: tuple[int, int], bounds: tuple[int, int] | None) -> None:
+    from transformers.models.hy_v4_vl.image_processing_pil_hy_v4_vl import HYV4VLImageProcessorPil
+
+    image, data = png(*size)
+    edges = dict(zip(("shortest_edge", "longest_edge"), (1024 * each for each in bounds or ()), strict=False))
+    settings: dict[str, Any] = {"size": edges} if edges else {}
+    theirs = HYV4VLImageProcessorPil(**settings)([image], return_tensors="pt")
+    seen = family_of(all_configs("SEEING")["hy_v4_vl"] | {"vision_config": {"out_hidden_size": 64}}).vision
+    assert seen is not None
+    form = seen.form(Fields(settings | {"resample": 1}), None)
+    if theirs["image_grid_thw"][0].prod() > 4096:
+        return  # beyond what moeinf gives a picture of itself
+    values, grid = prepared(form, data)
+    assert [1, *grid] == theirs["image_grid_thw"][0].tolist()
+    in_rows = theirs["pixel_values"].reshape(grid[0] // 2, 2, grid[1] // 2, 2, -1).transpose(1, 2).flatten(0, 3)
+    assert (torch.from_numpy(values) - in_rows).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("size", [*SIZES, (28, 28), (112, 112), (113, 112)], ids=str)
 @pytest.mark.parametrize(("least", "most"), [(16, 900), (40, 41), (1, 6)])
 def test_filled_pictures_are_those_of_the_reference(size: tuple[int, int], least: int, most: int) -> None:

@@ -109,6 +109,7 @@ MARKS = {
         unnamed=("<img>", "</img>"),
         settings={"min_num_patches": 4, "max_num_patches": 120},
     ),
+    "hy_v4_vl": Marks(("<|image_pad|>", "image_token_id")),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),

@@ -22,6 +22,23 @@ _TEXT: dict[str, Any] = {name: value for name, value in HY_V4.items() if name no
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]},
 }
+SEEING: dict[str, dict[str, Any]] = {
+    "hy_v4_vl": {
+        "model_type": "hy_v4_vl",
+        "text_config": _TEXT,
+        "vision_config": _VISION
+        | {
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_image_size": 20,
+            "rms_norm_eps": 1e-3,
+        },
+        "image_token_id": 90,
+        "video_token_id": 91,
+    }
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "hy_v4_vl": {"model_type": "hy_v4_vl", "text_config": _TEXT, "vision_config": _VISION}
 }

@@ -360,6 +360,13 @@ def _ernie(config: Mapping[str, Any], tokens: int) -> Any:
     )
 
 
+def _hunyuan(config: Mapping[str, Any], tokens: int) -> Any:
+    from transformers.models.hy_v4_vl.image_processing_pil_hy_v4_vl import HYV4VLImageProcessorPil
+
+    vision = config["vision_config"]
+    return HYV4VLImageProcessorPil(patch_size=vision["patch_size"], merge_size=vision.get("spatial_merge_size", 2))
+
+
 def _filled(config: Mapping[str, Any], tokens: int) -> Any:
     from transformers.models.glm5_next.image_processing_pil_glm5_next import Glm5NextImageProcessorPil
 
@@ -375,6 +382,7 @@ REFERENCES: Mapping[str, Reference] = {
     "glm4v_moe": Reference("Glm4vMoe", _of_film),
     "glm5_next": Reference("Glm5Next", _filled, settings={"min_image_tokens": 1}),
     "glm5v": _Glm5v("Kimi_K25", _OneByOne, "media_placeholder_token_id"),
+    "hy_v4_vl": Reference("HYV4VL", _hunyuan),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "kimi_k3": _KimiK3("", _OneByOne, "media_placeholder_token_id", _of_kimi_k3),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),

@@ -28,18 +28,21 @@ class LearntPositions:
     between: Literal["corners", "linear", "cubic"]
     squared: bool = False  # the tensor has a dimension for rows and one for columns
     last: bool = False  # the tensor has a further row behind the grid, of a token that is no patch
+    front: int = 0  # further rows in front of the grid, which nothing reads
+    beyond: float = 0.0  # by which a picture's sides count as longer
     cropped: bool = False  # a picture is a part of a square as long as its longer side; tensors have a 1 in front
 
     def shapes(self, hidden: int) -> Shapes:
         if self.squared:
             return {self.name: (self.side, self.side, hidden)}
-        return {self.name: (*((1,) if self.cropped else ()), self.side**2 + self.last, hidden)}
+        return {self.name: (*((1,) if self.cropped else ()), self.front + self.side**2 + self.last, hidden)}
 
     def of_patches(self, part: Part, row: IntArray, col: IntArray, grid: tuple[int, int]) -> Array:
         """[patches, hidden], of those at these rows and columns of the picture's grid; behind them, where there is one,
         that of the token that is no patch."""
         weights = part(self.name.removesuffix("weight")).weights
-        rows = weights.math.to_host(weights.vector(self.name)).reshape(self.side**2 + self.last, -1)
+        rows = weights.math.to_host(weights.vector(self.name)).reshape(self.front + self.side**2 + self.last, -1)
+        rows = rows[self.front :]
         table = rows[: self.side**2].reshape(self.side, self.side, -1)
         found: Float32Array = np.zeros((len(row), table.shape[2]), np.float32)
         counts = (max(grid),) * 2 if self.cropped else grid
@@ -55,7 +58,7 @@ class LearntPositions:
         if self.between == "corners":
             at = place.astype(np.float32) * (side - one) / np.float32(max(count - 1, 1))
         else:
-            at = (place.astype(np.float32) + np.float32(0.5)) * side / np.float32(count) - np.float32(0.5)
+            at = (place.astype(np.float32) + np.float32(0.5)) * side / np.float32(count + self.beyond) - np.float32(0.5)
         before = np.floor(at)
         kernel, offsets = (_cubic, range(-1, 3)) if self.between == "cubic" else (_linear, range(2))
         return [

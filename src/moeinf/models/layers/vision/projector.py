@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
+from math import prod
 from typing import Final, Literal
 
 from moeinf.models.layers.array_math import Array, ArrayMath, joined
@@ -22,6 +23,7 @@ class Dense:
     rows: int
     biased: bool = True
     activation: Activation | None = None
+    kernel: tuple[int, ...] = ()  # of a convolution of a token's patches, "number by number": rows and columns
 
 
 # How the numbers of a token's patches lie behind one another; twice: what is there of a token, and the same again;
@@ -43,6 +45,8 @@ class Projector:
                 shapes |= norm_shapes(step, width)
             elif isinstance(step, Dense):
                 shapes |= linear_shapes(step.name, step.rows, width, biased=step.biased)
+                if step.kernel:
+                    shapes[f"{step.name}.weight"] = (step.rows, width // prod(step.kernel), *step.kernel)
                 width = step.rows
             else:
                 width = width // 2 if step == _GATED else width * (2 if step == "twice" else patches)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.attention_config import NormConfig
 from moeinf.models.layers.decoder import DecoderConfig
-from moeinf.models.layers.vision.image_processor import Patches
-from moeinf.models.layers.vision.mergers import Merger
+from moeinf.models.layers.vision.framed import Frame, Framed, FramedTower
 from moeinf.models.layers.vision.processors.centred_pictures import CentredPictures
 from moeinf.models.layers.vision.projector import Dense, Projector
-from moeinf.models.layers.vision.vision import Grid, Item, Part, Vision
-from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
-from moeinf.types import Float32Array
+from moeinf.models.layers.vision.vision import Vision
+from moeinf.models.layers.vision.vit import Cut, TowerMlp, VitConfig, VitNames, tower_attention
 
 _TOWER, _ALIGNER = "vision.", "aligner."
-_START, _NEWLINE, _END = "image_start", "image_newline", "image_end"
 _EPS = 1e-6
 
 
@@ -48,36 +40,9 @@ def deepseek_vision(f: Fields, text: DecoderConfig) -> Vision | None:
         )
     )
     return Vision(
-        FramedTower(tower, aligner),
+        FramedTower(tower, aligner, Frame("image_newline", ("image_start", "image_end"))),
         lambda settings, tokens: CentredPictures.parse(v, settings, patch, merge, tokens),
         f.count("image_token_id", 129264, maximum=text.vocab_size - 1),
         merge**2,
-        layout=Framed(),
+        layout=Framed(ends=True),
     )
-
-
-class FramedTower(MergingTower):
-    """With a learnt row in front of the tokens of a picture, behind each row of them, and behind all."""
-
-    def __init__(self, config: VitConfig, merger: Merger) -> None:
-        super().__init__(config, merger)
-        self._merge = config.cut.merge
-        self.shapes |= dict.fromkeys((_START, _NEWLINE, _END), (config.out_hidden,))
-
-    def rows(self, part: Part, views: Sequence[Patches]) -> Float32Array:
-        [view] = views
-        rows = super().rows(part, views)
-        weights = part("image_").weights
-        start, newline, end = (weights.math.to_host(weights.vector(name))[None] for name in (_START, _NEWLINE, _END))
-        lines = rows.reshape(-(-view.grid[0] // self._merge), -1, rows.shape[1])
-        ended = [np.concatenate([line, newline]) for line in lines]
-        return np.concatenate([start, *ended, end])
-
-
-@dataclass(frozen=True, slots=True)
-class Framed:
-    """The tokens of a picture with its learnt rows, all of which count as tokens of it."""
-
-    def items(self, views: Sequence[Sequence[Grid]]) -> Sequence[Item]:
-        [[(rows, cols)]] = views
-        return [(1, rows * (cols + 1) + 2)]
