@@ -110,6 +110,11 @@ MARKS = {
         settings={"min_num_patches": 4, "max_num_patches": 120},
     ),
     "hy_v4_vl": Marks(("<|image_pad|>", "image_token_id")),
+    "mimo_v2": Marks(
+        ("<|image_pad|>", "image_token_id"),
+        ("<|vision_start|>", "vision_start_token_id"),
+        ("<|vision_end|>", "vision_end_token_id"),
+    ),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),
@@ -145,8 +150,10 @@ def seeing_config(family: str) -> dict[str, Any]:
     """With a vocabulary that has room for the tokenizer."""
     config, marks = all_configs("SEEING")[family], MARKS[family]
     tokenizer = byte_level_tokenizer([*SPECIALS, *marks.tokens])
-    text = config["text_config"] | {"vocab_size": 400, "max_position_embeddings": 1024}
-    return config | {"text_config": text} | {name: tokenizer.token_to_id(token) for name, token in marks.fields.items()}
+    text = {"vocab_size": 400, "max_position_embeddings": 1024}
+    if "text_config" in config:
+        text = {"text_config": config["text_config"] | text}
+    return config | text | {name: tokenizer.token_to_id(token) for name, token in marks.fields.items()}
 
 
 def write_seeing(

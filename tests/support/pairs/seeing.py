@@ -46,9 +46,11 @@ from moeinf.pull.checkpoint.tensor_names import plan_name
 from moeinf.types import Float32Array, Profiler
 from tests.oracles.deepseek_v41_vision import DeepseekV41Seeing, patches_of
 from tests.oracles.kimi_k3_vision import KimiK3Seeing
+from tests.oracles.mimo_vision import MimoSeeing
 from tests.support.emulated_device import EmulatedDevice
 from tests.support.pairs.experts import read_by, resident_experts, stored
 from tests.support.pairs.on_device import on_device
+from tests.support.tiny_models import reference
 
 Prompt = Sequence[int | np.ndarray]  # token ids and pictures [height, width, 3], uint8
 
@@ -301,6 +303,11 @@ class _DeepseekV41(Reference):
         return DeepseekV41Seeing(dict(config)).float().eval()
 
 
+class _Mimo(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        return MimoSeeing(dict(config), reference(dict(config))).float().eval()
+
+
 class _Nemotron(Reference):
     def model(self, config: Mapping[str, Any]) -> Any:
         from transformers import NemotronH_Omni_Reasoning_V3, NemotronH_Omni_Reasoning_V3_Config
@@ -386,6 +393,7 @@ REFERENCES: Mapping[str, Reference] = {
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "kimi_k3": _KimiK3("", _OneByOne, "media_placeholder_token_id", _of_kimi_k3),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),
+    "mimo_v2": _Mimo("", _merged_of_clip, rows=_of_kimi_k3),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
     "nemotron_h_omni": _Nemotron("", _Gridded, rows=_of_nemotron),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from moeinf.models.families.glm.mimo_v2_flash import MTP, parse_mimo
 from moeinf.models.fields import MOST_LAYERS, Fields
 from moeinf.models.layers.assemble import DecoderFamily, Spec
+from moeinf.models.layers.vision.of_families.mimo_vision import mimo_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.types import JsonObject
 
 _NAMED = ("layernorm_epsilon", "rope_theta", "swa_rope_theta", "partial_rotary_factor", "attention_value_scale")
@@ -43,4 +45,7 @@ class Family(DecoderFamily):
     parse = staticmethod(_parse)
     ahead = (MTP,)
     ignored = (r"visual\..*", r"audio_encoder\..*", r"speech_embeddings\..*")
-    no_vision = "moeinf runs the text of this family, and not what sees and hears"
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        self.vision, self.no_vision = seeing(lambda: mimo_vision(Fields(config), self.decoder.attention.hidden_size))

@@ -192,7 +192,7 @@ class MergingTower(Tower):
         turned = self._turned_views(first, views)
         cache, deep = Cache([], max(span.stop - span.start for span in spans)), list[Array]()
         for i in range(c.depth):
-            self._block(part(c.block(i)), c.block(i), x, cache, list(zip(spans, turned, strict=True)))
+            self._block(part(c.block(i)), i, x, cache, list(zip(spans, turned, strict=True)))
             if i in self._deep:
                 deep.append(self._deep[i].tokens(part, x, square))
         if further:
@@ -257,19 +257,12 @@ class MergingTower(Tower):
             return turned_by(first, frequencies, col, row, by_turns=True)
         return turned_by(first, frequencies, row, col)
 
-    def _block(self, part: Layers, name: str, x: Array, cache: Cache, views: Sequence[tuple[slice, object]]) -> None:
+    def _block(self, part: Layers, number: int, x: Array, cache: Cache, views: Sequence[tuple[slice, object]]) -> None:
         """views: the rows of each, and how its heads are turned."""
-        names, mlp = self._config.names, self._config.mlp
-        front, behind = (self._norm(name + each) for each in names.norms)
-        site = AttentionSite(0, name + names.attention, front.name)
+        name, names, mlp = self._config.block(number), self._config.names, self._config.mlp
+        behind = self._norm(name + names.norms[1])
         scales = None if names.scales is None else [part.weights.vector(name + each) for each in names.scales]
-        for rows, turned in views:
-            if scales is None:
-                attend_all(part, self.attention, site, x[rows], cache, turned)
-                continue
-            attended = x[rows] * 1.0
-            attend_all(part, self.attention, replace(site, replaces=True), attended, cache, turned)
-            x[rows] += attended * scales[0]
+        self._attend(part, number, x, cache, views, None if scales is None else scales[0])
         inside = [f"{name}{each}" for each in mlp.names]
         of_first = None if mlp.limit or mlp.fused else mlp.activation
         first, *rest = (
@@ -290,3 +283,23 @@ class MergingTower(Tower):
             return found if scales is None else found * scales[1]
 
         by_blocks(x, block)
+
+    def _attend(
+        self,
+        part: Layers,
+        number: int,
+        x: Array,
+        cache: Cache,
+        views: Sequence[tuple[slice, object]],
+        scale: Array | None,
+    ) -> None:
+        """x += attention(norm(x)) * scale, in the block of this number."""
+        name, names = self._config.block(number), self._config.names
+        site = AttentionSite(0, name + names.attention, self._norm(name + names.norms[0]).name)
+        for rows, turned in views:
+            if scale is None:
+                attend_all(part, self.attention, site, x[rows], cache, turned)
+                continue
+            attended = x[rows] * 1.0
+            attend_all(part, self.attention, replace(site, replaces=True), attended, cache, turned)
+            x[rows] += attended * scale
