@@ -1359,6 +1359,13 @@ class ExpertKernel:
         shapes that do not fit, and a layer that is not there.
         """
 
+    def norm_outputs(self, layer: int, scale: npt.NDArray[np.float32], eps: float) -> None:
+        """From here on `finish` divides the weight of each expert of a layer by the rms of its output: the root of the
+        mean square of output * scale, plus eps.
+
+        scale [H]. ValueError for another shape, an eps below 0, and a layer that is not there.
+        """
+
     def acts(self, out: npt.NDArray[np.float32]) -> None:
         """What `down` was multiplied with by the last `compute`, which was of one expert, into out [its tokens, I].
 

@@ -97,12 +97,17 @@ class ReferenceExpertKernel:
         self._form = form or ExpertForm()
         self._outputs: dict[int, Tensor] = {}  # [tokens routed to the expert, hidden]
         self._has_begun = False
+        self._norms: dict[int, tuple[Float32Array, float]] = {}
+
+    def norm_outputs(self, layer: int, scale: Float32Array, eps: float) -> None:
+        self._norms[layer] = scale, eps
 
     def begin(
         self, hidden: Float32Array, ids: IntArray, weights: Float32Array, layer: int = 0
     ) -> tuple[IntArray, IntArray]:
         """The experts routed to, ascending, and how many tokens each has."""
         self._parts = self._layers[layer if len(self._layers) > 1 else 0]
+        self._norm = self._norms.get(layer)
         self._hidden, self._ids, self._weights = hidden.copy(), ids.copy(), weights.copy()
         self._outputs.clear()
         self._has_begun = True
@@ -154,4 +159,7 @@ class ReferenceExpertKernel:
         for token, (ids, weights) in enumerate(zip(self._ids.tolist(), self._weights, strict=True)):
             for expert, weight in zip(ids, weights, strict=True):
                 row = np.nonzero((self._ids == expert).any(axis=1))[0].tolist().index(token)
-                out[token] += weight * self._outputs[expert][row].numpy()
+                output = self._outputs[expert][row].numpy()
+                if self._norm is not None:
+                    weight = weight / np.sqrt(np.square(output * self._norm[0]).mean() + self._norm[1])
+                out[token] += weight * output

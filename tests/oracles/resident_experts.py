@@ -19,6 +19,7 @@ class ResidentExperts:
         """offset(layer, expert): where the expert's block begins in the kernel's memory."""
         self._kernel = kernel
         self._offset = offset
+        self.norm_outputs = kernel.norm_outputs
 
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
         experts, _ = self._kernel.begin(hidden, routing.ids, routing.weights, layer)

@@ -64,6 +64,9 @@ class Experts:
     def expect(self, layer: int, guess: Any) -> None:
         pass
 
+    def norm_outputs(self, layer: int, scale: Tensor, eps: float) -> None:
+        Kernels().norm_outputs(scale)
+
 
 class FakeDevice:
     kind = GPU

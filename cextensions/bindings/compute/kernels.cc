@@ -200,6 +200,10 @@ class BoundExpertKernel {
     kernel_.watch(layer, {moeinf::rows_of(inputs), moeinf::rows_of(acts), counts.data()});
   }
 
+  void norm_outputs(std::int64_t layer, const Array<const float, 1>& scale, float eps) {
+    kernel_.norm_outputs(layer, {scale.data(), scale.data() + scale.size()}, eps);
+  }
+
   void acts(const FloatsOut& out) {
     const moeinf::GilRelease released;
     kernel_.acts(moeinf::rows_of(out));
@@ -342,6 +346,8 @@ void moeinf::bind_kernels(nb::module_& m) {
       .def("get", &BoundExpertKernel::get, nb::arg("experts").noconvert(), nb::arg("rows").noconvert())
       .def("finish", &BoundExpertKernel::finish, nb::arg("out").noconvert())
       .def("acts", &BoundExpertKernel::acts, nb::arg("out").noconvert())
+      .def("norm_outputs", &BoundExpertKernel::norm_outputs, nb::arg("layer"), nb::arg("scale").noconvert(),
+           nb::arg("eps"))
       .def("watch", &BoundExpertKernel::watch, nb::arg("layer"), nb::arg("inputs").noconvert(),
            nb::arg("acts").noconvert(), nb::arg("counts").noconvert(), nb::keep_alive<1, 3>(),
            nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())

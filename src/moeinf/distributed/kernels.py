@@ -46,6 +46,7 @@ class JoiningKernel:
         """check raises where the answer is to end, before what a lost worker owes is computed here."""
         self._check = check
         self._kernel, self._kernels, self.star, self._tier = kernel, kernels, star, tier
+        self.norm_outputs = kernel.norm_outputs
         self._profiler = tier.profiler
         self.stall_s = 0.0  # for which a layer waited here while a worker waited for its disk
         self._guess: tuple[int, Routing] | None = None
@@ -153,6 +154,7 @@ class PartKernel:
 
     def __init__(self, kernel: RowKernel, tier: ExpertTier) -> None:
         self._kernel = kernel
+        self.norm_outputs = kernel.norm_outputs
         self._mine: BoolArray = tier.exists().reshape(tier.shape.num_layers, -1)
         self._own: IntArray = np.empty(0, np.int64)
 

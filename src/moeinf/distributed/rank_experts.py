@@ -14,6 +14,7 @@ class SharedExperts:
         """guesses: whether workers are told guesses at the routing of the next layer, to read ahead by."""
         self._streamed, self._joining, self._guesses = streamed, joining, guesses
         self.run = streamed.run  # the kernel splits the layer
+        self.norm_outputs = streamed.norm_outputs  # here, where outputs are summed
 
     @property
     def wants_expectations(self) -> bool:

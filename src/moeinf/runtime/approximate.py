@@ -37,6 +37,7 @@ class ApproximateExperts:
         """states [layers, experts * slices]: those of the table of slots (runtime/cache/table.py)."""
         self._experts, self._states, self._slices = experts, list(states), slices
         self._decodes = False
+        self.norm_outputs = experts.norm_outputs
         self.within = within
         self.instead = self.left_out = 0  # experts so far that another one stood in for, or none
 

@@ -36,6 +36,10 @@ class ExpertKernel(Protocol):
         """Adds the weighted outputs to out [tokens, H] in the order of the routing. Every expert was computed."""
         ...
 
+    def norm_outputs(self, layer: int, scale: Float32Array, eps: float) -> None:
+        """See moeinf.models.layers.protocol.ExpertsOf."""
+        ...
+
 
 class StreamedExperts:
     """Computes experts in the slots of a tier; what is missing is read while what is there computes.
@@ -72,6 +76,9 @@ class StreamedExperts:
     def wants_expectations(self) -> bool:
         prefetcher = self._prefetcher
         return prefetcher is not None and prefetcher.wants_expectations and not self._tier.all_resident
+
+    def norm_outputs(self, layer: int, scale: Float32Array, eps: float) -> None:
+        self.kernel.norm_outputs(layer, scale, eps)
 
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:
         """out += the experts' weighted sum; hidden and out [tokens, H]. Blocks for missing experts.

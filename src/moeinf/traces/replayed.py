@@ -21,6 +21,8 @@ class RunsExperts(Protocol):
 
     def expect(self, layer: int, guess: Routing) -> None: ...
 
+    def norm_outputs(self, layer: int, scale: Float32Array, eps: float) -> None: ...
+
 
 class RecordedRouting:
     """The routing and the guesses of a trace, from a token on, for the passes that a model runs one after the other."""
@@ -88,6 +90,7 @@ class ReplayedExperts:
     def __init__(self, experts: RunsExperts, recorded: RecordedRouting) -> None:
         self._experts = experts
         self._recorded = recorded
+        self.norm_outputs = experts.norm_outputs
 
     @property
     def wants_expectations(self) -> bool:

@@ -214,6 +214,11 @@ def _watch_experts(world: World) -> Arguments:
     return {"layer": 0, "inputs": inputs, "acts": acts, "counts": np.zeros(EXPERTS, np.int64)}
 
 
+@call("ExpertKernel.norm_outputs", "another number of factors than outputs have, an eps below 0, a layer that is not")
+def _norm_outputs(world: World) -> Arguments:
+    return {"layer": 0, "scale": world.floats(world.hidden), "eps": world.rng.choice([0.0, 1e-8, 0.5])}
+
+
 @call("ExpertKernel.acts", "no begin, a compute of none or of several experts, slices, another shape")
 def _acts(world: World) -> Arguments:
     kernel = world.get("ExpertKernel")

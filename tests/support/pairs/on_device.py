@@ -30,6 +30,10 @@ class ExpertsOnTheDevice:
     def __init__(self, plan: TensorPlan, tensors: dict[str, Tensor], program: DecodeProgram, kind: device) -> None:
         self._program, self._form, self._forms = program, plan.form, plan.forms
         self._parts = {key: part.to(kind) for key, part in parts_of_experts(plan, tensors).items()}
+        self._norms: dict[int, tuple[Tensor, float]] = {}
+
+    def norm_outputs(self, layer: int, scale: Tensor, eps: float) -> None:
+        self._norms[layer] = scale, eps
 
     def run(self, layer: int, hidden: Tensor, routing: Routing, out: Tensor) -> None:
         self._program.outside(lambda: self._compute(layer, hidden, routing, out))
@@ -41,7 +45,11 @@ class ExpertsOnTheDevice:
                 act = activated(
                     self._forms[layer % len(self._forms)], gate, self._product(layer, expert, "up", hidden[token])
                 )
-                out[token] += weight * self._product(layer, expert, "down", act)
+                output = self._product(layer, expert, "down", act)
+                if layer in self._norms:
+                    scale, eps = self._norms[layer]
+                    output = output / ((output * scale) ** 2).mean().add(eps).sqrt()
+                out[token] += weight * output
 
     def _product(self, layer: int, expert: int, part: str, x: Tensor) -> Tensor:
         product = self._parts[layer, expert, part] @ x

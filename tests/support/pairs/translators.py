@@ -39,6 +39,7 @@ class Watched:
 
     def __init__(self, experts: ExpertsOf[Float32Array, Routing]) -> None:
         self._experts = experts
+        self.norm_outputs = experts.norm_outputs
         self.layers: list[int] = []
 
     def run(self, layer: int, hidden: Float32Array, routing: Routing, out: Float32Array) -> None:

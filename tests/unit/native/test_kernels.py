@@ -265,6 +265,24 @@ def test_layers_may_have_forms_of_their_own(kernels: _native.Kernels) -> None:
         _native.ExpertKernel(kernels, layer.memory, [layer.parts] * 3, forms)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+def test_outputs_of_experts_may_have_a_norm_before_they_are_weighed(kernels: _native.Kernels, num_tokens: int) -> None:
+    layer = layer_of("f32", "f32", "f32")
+    native, twin, step = layer.kernel(kernels), layer.twin(), Step(num_tokens)
+    plain = step.run(native, layer, number=3)
+    scale = np.random.default_rng(2).random(HIDDEN).astype(np.float32) + np.float32(0.5)
+    for each in (native, twin):
+        each.norm_outputs(3, scale, 1e-3)
+    found = step.run(native, layer, number=3)
+    assert_near(found, step.run(twin, layer, number=3), "f32")
+    assert not np.allclose(found, plain) and np.array_equal(step.run(native, layer, number=2), plain)
+    one = num_tokens - 1
+    alone, last = layer.kernel(kernels), Step(num_tokens)
+    alone.norm_outputs(3, scale, 1e-3)
+    last.hidden, last.ids, last.weights = (each[one:].copy() for each in (step.hidden, step.ids, step.weights))
+    assert_near(last.run(alone, layer, number=3), found[one:], "f32")
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_experts_of_every_form_equal_their_twin(kernels: _native.Kernels, form: ExpertForm) -> None:
     layouts: tuple[tuple[Format, Format, Format, Format], ...] = (

@@ -1,9 +1,11 @@
 #include "moeinf/compute/layers/experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "compute/layout.h"
 
@@ -61,6 +63,8 @@ void ExpertKernel::begin(RowSpan<const float> hidden, RowSpan<const std::int64_t
   }
   const auto watched = watched_.find(layer);
   squares_ = watched == watched_.end() ? nullptr : &watched->second;
+  const auto normed = norms_.find(layer);
+  norm_ = normed == norms_.end() ? nullptr : &normed->second;
   num_tokens_ = ids.rows;
   top_k_ = ids.cols;
   weights_.assign(weights, weights + ids.size());
@@ -150,9 +154,20 @@ void ExpertKernel::prepare_inputs(RowSpan<const float> hidden) {
   if (kind_of(up) != kind_of(gate)) prepare_input(hidden, up);
 }
 
-void ExpertKernel::watch(std::int64_t layer, const ExpertSquares& squares) {
+void ExpertKernel::require_layer(std::int64_t layer) const {
   if (layer < 0 || (layers_.size() > 1 && as_size(layer) >= layers_.size()))
     throw std::invalid_argument("there is no layer " + std::to_string(layer));
+}
+
+void ExpertKernel::norm_outputs(std::int64_t layer, std::vector<float> scale, float eps) {
+  require_layer(layer);
+  if (scale.size() != as_size(hidden_size()) || !(eps >= 0))
+    throw std::invalid_argument("outputs have a factor for each number, and an eps of 0 or more");
+  norms_[layer] = {std::move(scale), eps};
+}
+
+void ExpertKernel::watch(std::int64_t layer, const ExpertSquares& squares) {
+  require_layer(layer);
   const ExpertLayer& its = layers_[layers_.size() > 1 ? as_size(layer) : 0];
   if (squares.inputs.cols != hidden_size() || squares.acts.cols != its.down.cols ||
       squares.inputs.rows != squares.acts.rows)
@@ -466,6 +481,17 @@ unsigned char* ExpertKernel::act(const Job& job) {
   return all + as_size(job.first_pair) * activation_bytes(kind, layer_->down.cols);
 }
 
+float ExpertKernel::weight_of(std::int64_t pair, const float* output) const {
+  const float weight = weights_[as_size(pair)];
+  if (norm_ == nullptr) return weight;
+  double squares = 0;
+  for (std::int64_t i = 0; i < hidden_size(); ++i) {
+    const double scaled = output[i] * norm_->scale[as_size(i)];
+    squares += scaled * scaled;
+  }
+  return static_cast<float>(weight / std::sqrt(squares / static_cast<double>(hidden_size()) + norm_->eps));
+}
+
 void ExpertKernel::finish(float* out) {
   if (!has_begun_ || num_computed_ != groups_.size()) {
     throw std::invalid_argument(has_begun_ ? std::to_string(groups_.size() - num_computed_) + " of " +
@@ -476,8 +502,8 @@ void ExpertKernel::finish(float* out) {
   const float* outputs = outputs_.reserve_array<float>(0);
   const auto sum_token = [&](std::int64_t token, int) {
     for (std::int64_t pair = token * top_k_; pair < (token + 1) * top_k_; ++pair) {
-      kernels_.ops().add_scaled(outputs + groups_.position_of[as_size(pair)] * hidden_size(),
-                                weights_[as_size(pair)], out + token * hidden_size(), hidden_size());
+      const float* output = outputs + groups_.position_of[as_size(pair)] * hidden_size();
+      kernels_.ops().add_scaled(output, weight_of(pair, output), out + token * hidden_size(), hidden_size());
     }
   };
   if (num_tokens_ * top_k_ * hidden_size() > kInlineElements) {

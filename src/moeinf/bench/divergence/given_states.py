@@ -108,6 +108,7 @@ class Noting:
 
     def __init__(self, kernel: ExpertKernel, states: GivenStates) -> None:
         self._kernel, self._states = kernel, states
+        self.norm_outputs = kernel.norm_outputs
 
     def begin(
         self, hidden: Float32Array, ids: IntArray, weights: Float32Array, layer: int = 0

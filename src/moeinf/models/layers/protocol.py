@@ -45,6 +45,11 @@ class ExpertsOf(Protocol[A_contra, R_contra]):
         """Takes a guess at the routing of a later layer, made before the input of that layer is known."""
         ...
 
+    def norm_outputs(self, layer: int, scale: A_contra, eps: float) -> None:
+        """From now on divides the weight of each expert of a layer by the rms of its output: the root of the mean
+        square of output * scale [H], plus eps. Called while a model is made."""
+        ...
+
 
 Experts = ExpertsOf[Array, object]  # of whatever device: a family passes routings on without looking into them
 

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from moeinf.gpu.device import Device
 from moeinf.runtime.cache.table import BoolArray
@@ -38,6 +39,10 @@ class CpuExperts:
         self._staged = device.pinned((1, width), torch.float32)
         self.hidden = device.pinned((1, width), torch.float32)  # of the token, when its routing is known
         self.output = torch.zeros((1, width), dtype=torch.float32, device=device.kind)  # sum of the share
+
+    def norm_outputs(self, layer: int, scale: Tensor, eps: float) -> None:
+        """See moeinf.models.layers.protocol.ExpertsOf."""
+        self._kernel.norm_outputs(layer, scale.cpu().numpy(), eps)
 
     def take_share(self, layer: int, experts: IntArray, known: BoolArray) -> IntArray:
         """The `experts` that the device is left with; known [num_experts]: which it holds or is about to."""

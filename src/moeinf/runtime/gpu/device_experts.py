@@ -18,6 +18,7 @@ from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.cpu_experts import CpuExperts
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
 from moeinf.runtime.gpu.device_table import DeviceTable
+from moeinf.runtime.gpu.output_norms import OutputNorms
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
@@ -67,6 +68,7 @@ class DeviceExperts:
         self._cpu = cpu
         self._profiler = slots.tier.profiler
         self._guess: Guess | None = None
+        self._norms = OutputNorms()
         self._visit: Visit | None = None  # of one token, between the device's stretches of work
         self._arrivals: Iterator[tuple[IntArray, IntArray]] = iter(())
         k = shape.top_k
@@ -88,6 +90,11 @@ class DeviceExperts:
 
     def expect(self, layer: int, guess: DeviceRouting) -> None:
         self._guess = Guess(layer, guess)
+
+    def norm_outputs(self, layer: int, scale: Tensor, eps: float) -> None:
+        self._norms.add(layer, scale, eps)
+        if self._cpu is not None:
+            self._cpu.norm_outputs(layer, scale, eps)
 
     def run(self, layer: int, hidden: Tensor, routing: DeviceRouting, out: Tensor) -> None:
         """out += the experts' weighted sum; hidden, out f32 [tokens, H]; routing.ids int32.
@@ -118,7 +125,7 @@ class DeviceExperts:
         addresses = self._table.addresses(layer, routing)
         act, outputs = self._scratch(1)
         self._compute(layer, hidden, addresses, act, outputs)
-        self._ops.vectors.combine(outputs, routing.weights, out)
+        self._ops.vectors.combine(outputs, self._norms.weights(layer, outputs, routing.weights), out)
 
     # ---- one token, slots chosen by the host
 
@@ -138,7 +145,7 @@ class DeviceExperts:
         self._compute(layer, hidden, self._present.sent(), act, outputs)
         self._program.outside(lambda: self._collect(layer, guessed_layer))
         self._compute(layer, hidden, self._coming.sent(), act, outputs)
-        self._ops.vectors.combine(outputs, routing.weights, out)
+        self._ops.vectors.combine(outputs, self._norms.weights(layer, outputs, routing.weights), out)
         if self._cpu is not None:
             out.add_(self._cpu.output)
 
@@ -206,7 +213,7 @@ class DeviceExperts:
                 matrices.gate_up_grouped(hidden, groups, parts, act)
                 matrices.down_grouped(act, groups, parts, outputs)
                 self._profiler.lap("dispatch")
-        self._ops.vectors.combine(outputs, routing.weights, out)
+        self._ops.vectors.combine(outputs, self._norms.weights(layer, outputs, routing.weights), out)
 
     # ---- both
 

@@ -17,6 +17,7 @@ from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.experts import tell_guess
 from moeinf.runtime.gpu.device_experts import Guess, last_uses
 from moeinf.runtime.gpu.device_slots import DeviceCompute, DeviceSlots
+from moeinf.runtime.gpu.output_norms import OutputNorms
 from moeinf.runtime.policy.policy_protocol import Listener
 from moeinf.runtime.prefetch import Prefetcher
 from moeinf.runtime.routing_check import RoutingCheck
@@ -57,6 +58,8 @@ class DividedExperts:
         self._expecting = [each for each in observers if each.wants_guesses]
         self._first, self._profiler = cards[0], cards[0].tier.profiler
         self._guess: Guess | None = None
+        self._norms = OutputNorms()
+        self.norm_outputs = self._norms.add  # on the card that computes the layer
 
     @property
     def wants_expectations(self) -> bool:
@@ -104,7 +107,8 @@ class DividedExperts:
             for share in shares:
                 share.bring(at_home.outputs)
             self._profiler.lap("dispatch")
-        self._cards[home].compute.ops.vectors.combine(at_home.outputs, routing.weights, out)
+        weights = self._norms.weights(layer, at_home.outputs, routing.weights)
+        self._cards[home].compute.ops.vectors.combine(at_home.outputs, weights, out)
 
     def _tell(self, layer: int, ids: IntArray, routing: DeviceRouting) -> None:
         """Tells who watches the routing, once it is sound. Raises NotFiniteError."""
@@ -123,7 +127,7 @@ class ExpertsOfCard:
 
     def __init__(self, experts: DividedExperts, number: int) -> None:
         self._experts, self._number = experts, number
-        self.expect = experts.expect
+        self.expect, self.norm_outputs = experts.expect, experts.norm_outputs
 
     @property
     def wants_expectations(self) -> bool:

@@ -71,6 +71,11 @@ class ExpertKernel {
   // and for sums of other columns.
   void watch(std::int64_t layer, const ExpertSquares& squares);
 
+  // From here on finish divides the weight of each expert of a layer by the root of the mean square of its
+  // output, each number of which is multiplied by one of scale [hidden_size] first, plus eps. Throws
+  // std::invalid_argument for a layer that is not there, where layers differ, and for an eps below 0.
+  void norm_outputs(std::int64_t layer, std::vector<float> scale, float eps);
+
   // What down was multiplied with by the last compute, which was of one expert, for all tokens routed to it,
   // in their order. Throws std::invalid_argument where compute was not of one expert, and for another shape.
   void acts(RowSpan<float> out);
@@ -95,6 +100,8 @@ class ExpertKernel {
   void prepare_inputs(RowSpan<const float> hidden);
   void add_inputs(RowSpan<const float> hidden);
   void add_acts(const Job& job, const float* values);
+  void require_layer(std::int64_t layer) const;
+  float weight_of(std::int64_t pair, const float* output) const;
   void prepare_input(RowSpan<const float> hidden, const ExpertPart& part);
   void prepare_tokens(RowSpan<const float> hidden, const ExpertPart& part);
   void prepare_tiles(RowSpan<const float> hidden, const ExpertPart& part);
@@ -133,6 +140,12 @@ class ExpertKernel {
   const ExpertLayer* layer_ = nullptr;             // that runs
   std::map<std::int64_t, ExpertSquares> watched_;  // by layer
   const ExpertSquares* squares_ = nullptr;         // of the layer that runs
+  struct OutputNorm {
+    std::vector<float> scale;
+    float eps;
+  };
+  std::map<std::int64_t, OutputNorm> norms_;  // by layer
+  const OutputNorm* norm_ = nullptr;          // of the layer that runs
 
   std::int64_t num_tokens_ = 0, top_k_ = 0;
   std::vector<float> weights_;  // [num_tokens, top_k]
