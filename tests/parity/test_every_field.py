@@ -302,6 +302,7 @@ KNOWN_AS = {
     "qwen3_omni_moe": "qwen3_omni_moe_text",
     "glm4v_moe": "glm4v_moe_text",
     "inkling_mm_model": "inkling_text",
+    "muse_spark": "muse_spark_text",
     "inkling2": "inkling2_text",
     "inkling2_loop": "inkling2_loop_text",
     "kimi_k2": "deepseek_v3",

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_HEADS_NORMS: Final = "norms of heads' outputs, gated residuals"
 _OF_IMAGES: Final = "a reader of the language model of a checkpoint that also sees images"
-_OF_SPEECH: Final = "a reader of the language model of a checkpoint that also hears and speaks"
 _NO_LANGUAGE: Final = "nothing: it generates no text"
 
 
@@ -25,8 +23,6 @@ REFUSED: Final = {
     "inkling_text": _part_of("inkling_mm_model"),
     "jetmoe": "attention that is given queries, as experts make them of a token and take its outputs",
     "minimax_m3_vl_text": _part_of("minimax_m3_vl"),
-    "muse_spark": f"experts whose outputs each have a norm before they are summed, {_HEADS_NORMS}, {_OF_SPEECH}",
-    "muse_spark_text": _part_of("muse_spark"),
     "openai_privacy_filter": _NO_LANGUAGE,
     "qwen3_omni_moe_talker_text": _part_of("qwen3_omni_moe"),
     "qwen3_omni_moe_text": _part_of("qwen3_omni_moe"),

@@ -91,6 +91,7 @@ FAMILIES = (
     FamilyEntry("sarvam_mla", "sarvam"),
     FamilyEntry("lara_mini", "qwen"),
     FamilyEntry("dbrx", "mixtral"),
+    FamilyEntry("muse_spark", "muse", also=("muse_spark_text",)),
     FamilyEntry("inkling_mm_model", "inkling"),
     FamilyEntry("inkling2", "inkling", also=("inkling2_text",)),
     FamilyEntry("inkling2_loop", "inkling", also=("inkling2_loop_text",)),

@@ -11,6 +11,17 @@ from moeinf.models.layers.kv_cache import LayerState, Span
 from moeinf.models.layers.protocol import Attention, Block, Experts, Positions, Router, Weights
 from moeinf.types import Activation, Profiler
 
+Joins = Callable[[Hidden, Hidden], None]  # puts what a block adds, the second, to its input
+
+
+def joins_of(replaces: bool, joins: Joins | None) -> Joins | None:
+    """None: the two are added."""
+
+    def replace(x: Hidden, added: Hidden) -> None:
+        x[...] = added
+
+    return replace if replaces else joins
+
 
 class MoeBlock:
     """Router, then the experts: the one call in which a model meets offloading.
@@ -33,10 +44,11 @@ class MoeBlock:
         behind: Callable[[Hidden], Hidden] | None = None,
         latent: tuple[Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]] | None = None,
         replaces: bool = False,
+        joins: Joins | None = None,
     ) -> None:
         """behind_experts: a norm of what the routed experts add; behind: one of what the block adds. latent: into the
         narrower space that the experts compute in, and back out of it. replaces: what the block would add takes the
-        place of its input."""
+        place of its input. joins: what puts it there."""
         self.moe_layer = moe_layer
         self.router = router
         self._experts = experts
@@ -44,13 +56,13 @@ class MoeBlock:
         self._shared, self._beside = shared, beside
         self._residual = residual
         self._behind_experts, self._behind = behind_experts, behind
-        self._latent, self._replaces = latent, replaces
+        self._latent, self._joins = latent, joins_of(replaces, joins)
 
     def add_to(self, x: Hidden) -> None:
         hidden, routing = self.router(x)
         self._profiler.lap("router")
         others = (self._beside, self._behind_experts, self._behind)
-        at_once = self._residual == 1.0 and not self._replaces and all(each is None for each in others)
+        at_once = self._residual == 1.0 and self._joins is None and all(each is None for each in others)
         out = x if at_once else x * 0
         self._run(hidden, routing, out)
         if self._behind_experts is not None:
@@ -61,10 +73,10 @@ class MoeBlock:
             out += self._beside(x)
         if not at_once:
             added = (out if self._behind is None else self._behind(out)) * self._residual
-            if self._replaces:
-                x[...] = added
-            else:
+            if self._joins is None:
                 x += added
+            else:
+                self._joins(x, added)
 
     def _run(self, hidden: Hidden, routing: object, out: Hidden) -> None:
         if self._latent is None:
@@ -183,12 +195,16 @@ class DenseBlock:
         behind: Callable[[Hidden], Hidden],
         *,
         replaces: bool = False,
+        joins: Joins | None = None,
     ) -> None:
-        self._norm, self._mlp, self._behind, self._replaces = norm, mlp, behind, replaces
+        self._norm, self._mlp, self._behind, self._joins = norm, mlp, behind, joins_of(replaces, joins)
 
     def add_to(self, x: Hidden) -> None:
         out = self._behind(self._mlp(self._norm(x)))
-        x[...] = out if self._replaces else x + out
+        if self._joins is None:
+            x += out
+        else:
+            self._joins(x, out)
 
 
 class UngatedMLP:

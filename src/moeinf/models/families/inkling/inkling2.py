@@ -20,14 +20,13 @@ from moeinf.models.families.inkling.relative_decoder import (
     InterleavedMoe,
     NormedConnections,
     RelativeAttention,
-    mixed_of_spans,
     parse_relative,
     text_fields,
 )
 from moeinf.models.fields import MOST_LAYERS, Fields, routed_shape
 from moeinf.models.layers.array_math import Array, ArrayMath, Hidden
 from moeinf.models.layers.assemble import DecoderFamily, Spec
-from moeinf.models.layers.attention.own_heads import HeadsPart
+from moeinf.models.layers.attention.own_heads import HeadsPart, mixed_of_spans
 from moeinf.models.layers.attention_config import NormConfig, Shapes
 from moeinf.models.layers.decoder import Decoder, DecoderConfig, LayerNorms
 from moeinf.models.layers.kv_cache import LayerState, Span

@@ -6,21 +6,18 @@ and blocks add go through short convolutions. Layers have a window, or see all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from moeinf.errors import CheckpointError
 from moeinf.models.activations import silu_alone
 from moeinf.models.fields import Fields
-from moeinf.models.layers.array_math import Array, ArrayMath
 from moeinf.models.layers.assemble import CommonAttention, Connections
-from moeinf.models.layers.attention.own_heads import HeadsCore, heads_workspace
+from moeinf.models.layers.attention.own_heads import heads_workspace
 from moeinf.models.layers.attention_config import NormConfig, Scores, Shapes, Sharpening, Sight
 from moeinf.models.layers.decoder import DecoderConfig, Logits, parse_decoder
-from moeinf.models.layers.kv_cache import Span
 from moeinf.models.layers.moe import Moe
 from moeinf.models.layers.moe_plan import interleaved
-from moeinf.models.layers.protocol import Positions
 from moeinf.models.layers.recurrent.beside import convolutions_bytes
 from moeinf.models.text_part import text_part
 from moeinf.types import JsonObject, TensorPlan, Workspace
@@ -138,24 +135,6 @@ def _decoder(f: Fields, num_layers: int, scale: Callable[[int], float]) -> Decod
         special={i: special for i in sliding if i < num_layers},
         logits=Logits(count=unpadded),
     )
-
-
-def mixed_of_spans(
-    core: HeadsCore,
-    math: ArrayMath,
-    heads: tuple[Array, Array, Array],
-    spans: Sequence[Span[Positions]],
-    *,
-    relative: Array,
-    sinks: Array | None = None,
-) -> Array:
-    """HeadsCore.mixed of each sequence; heads: queries, keys and values."""
-    parts = []
-    for span in spans:
-        q, k, v = (each[span.rows] for each in heads)
-        own = None if sinks is None else sinks[span.rows]
-        parts.append(core.mixed(q, k, v, span.cache, span.positions, relative=relative[span.rows], sinks=own))
-    return parts[0] if len(parts) == 1 else math.concatenate(parts, 0)
 
 
 def _even(f: Fields, name: str) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moeinf.models.layers.array_math import A, Array
+from moeinf.models.layers.array_math import A, Array, ArrayMath
 from moeinf.models.layers.attention.grouped import SCORES_AT_ONCE, attention_workspace
 from moeinf.models.layers.attention_config import AttentionConfig
-from moeinf.models.layers.kv_cache import Cache, LayerState
+from moeinf.models.layers.kv_cache import Cache, LayerState, Span
 from moeinf.models.layers.protocol import P, P_contra, Part, Positions, R
 from moeinf.types import Workspace
 
@@ -42,3 +43,21 @@ def heads_workspace(config: AttentionConfig, others: int) -> Workspace:
     sizes = attention_workspace(config)
     mixed = 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return sizes | Workspace(token=mixed + others, fixed=SCORES_AT_ONCE)
+
+
+def mixed_of_spans(
+    core: HeadsCore,
+    math: ArrayMath,
+    heads: tuple[Array, Array, Array],
+    spans: Sequence[Span[Positions]],
+    *,
+    relative: Array | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """HeadsCore.mixed of each sequence; heads: queries, keys and values."""
+    parts = []
+    for span in spans:
+        q, k, v = (each[span.rows] for each in heads)
+        states, own = (None if each is None else each[span.rows] for each in (relative, sinks))
+        parts.append(core.mixed(q, k, v, span.cache, span.positions, relative=states, sinks=own))
+    return parts[0] if len(parts) == 1 else math.concatenate(parts, 0)
