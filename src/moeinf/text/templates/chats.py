@@ -8,6 +8,7 @@ from dataclasses import replace
 import jinja2
 
 from moeinf.errors import TextError
+from moeinf.text.channels.xtml_calls import XTML
 from moeinf.text.templates.given import begun, with_own_marks
 from moeinf.text.templates.rendering import ChatTemplate, marked
 from moeinf.text.templates.template_facts import read_facts
@@ -16,7 +17,12 @@ from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tool_calls.call_messages import checked, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.choice import syntax_for
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC, NOTE
+from moeinf.text.tool_calls.syntaxes.kimi import KIMI
+from moeinf.text.tool_calls.typescript_tools import as_typescript, sorted_deep
 from moeinf.types import JsonMapping, Message
+
+_SORTED = (KIMI, XTML)  # as Kimi's own tokenizers do with tools
+_TYPESCRIPT = "tools_ts_str"  # what they give the template of Kimi K2.5
 
 
 class ChatTemplates:
@@ -60,9 +66,13 @@ class ChatTemplates:
         messages = fitted(messages, source, writer)
         if tools:
             tools = checked(tools)
+            if self.syntax in _SORTED:
+                tools = sorted_deep(tools)
             messages = told_of(described(tools), messages, source, writer)
         try:
             told = {**variables, "tools": None if generic else tools or None}
+            if tools and _TYPESCRIPT in source:
+                told = {_TYPESCRIPT: as_typescript(tools)} | told
             text, notes = self._rendered(source, messages, told, prompts=not continues)
         except jinja2.TemplateError as error:
             raise TextError(f"the chat template refuses this chat: {error}") from error

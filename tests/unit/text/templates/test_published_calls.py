@@ -21,6 +21,7 @@ from moeinf.text.templates.rendering import ChatTemplate
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.tool_calls.call_messages import fitted, in_templates_form
 from moeinf.text.tool_calls.choice import find_syntax
+from tests.support.tokenizer_tools import by_tokenizer
 from tests.support.true_configs import PUBLISHED
 
 SOURCES = {
@@ -49,10 +50,10 @@ def compiled(source: str) -> jinja2.Template:
     return plain.from_string(source)
 
 
-def by_jinja(source: str, messages: Any, tools: Any) -> str:
+def by_jinja(source: str, messages: Any, **variables: Any) -> str:
     """As llama.cpp renders: without the sandbox, which forbids a queue."""
     told = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-    return compiled(source).render(messages=messages, tools=tools, **told)
+    return compiled(source).render(messages=messages, **variables, **told)
 
 
 @cache
@@ -119,7 +120,7 @@ def test_calls_and_results_are_written_as_the_template_says(name: str, chat: str
         CHATS[chat], {"tools": TOOLS}
     )
     if datetime.now().date() == before:  # some write the day
-        assert text == by_jinja(source, fitting, TOOLS) and not notes
+        assert text == by_jinja(source, fitting, **by_tokenizer(source, TOOLS)) and not notes
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
@@ -137,10 +138,10 @@ def test_tools_are_written_as_they_were_given(name: str) -> None:
         tools, before = [{"type": "function", "function": function}], datetime.now().date()
         text, _ = render([USER], {"tools": tools})
         try:
-            expected = by_jinja(source, fitted(in_templates_form([USER], None), source, None), tools)
+            expected = by_jinja(source, [USER], **by_tokenizer(source, tools))
         except (jinja2.TemplateError, TypeError):  # it reads what is not there, which it is then given
             filled = {"description": "", "parameters": {"type": "object", "properties": {}}} | function
-            expected = by_jinja(source, [USER], [{"type": "function", "function": filled}])
+            expected = by_jinja(source, [USER], tools=[{"type": "function", "function": filled}])
         if datetime.now().date() == before:
             assert text == expected
 
@@ -229,7 +230,7 @@ def chats(draw: st.DrawFn) -> list[dict[str, Any]]:
 def test_a_template_does_with_any_text_what_it_does_alone(name: str, chat: list[dict[str, Any]], tools: Any) -> None:
     before = datetime.now().date()
     try:
-        right = by_jinja(SOURCES[name], chat, tools)
+        right = by_jinja(SOURCES[name], chat, tools=tools)
     except (jinja2.TemplateError, TypeError):
         return  # a template that refuses such a chat
     if datetime.now().date() == before:

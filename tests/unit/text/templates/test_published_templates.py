@@ -17,6 +17,7 @@ from moeinf.text.thinking_text import THINK_WORDS, TemplateFacts, template_varia
 from moeinf.text.thoughts import Tags, tags_of
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.text_models import write_text_model
+from tests.support.tokenizer_tools import by_tokenizer
 from tests.support.true_configs import PUBLISHED
 
 TEMPLATES = sorted(path.parent.name for path in PUBLISHED.glob("*/chat_template.jinja"))
@@ -43,13 +44,12 @@ def of_transformers(
 ) -> str:
     made: Any = render_jinja_template(  # its annotation names another type
         conversations=[chat],
-        tools=variables.get("tools"),
         chat_template=template,
         add_generation_prompt=not continues,
         continue_final_message=continues,
         bos_token="<s>",
         eos_token="</s>",
-        **{name: value for name, value in variables.items() if name != "tools"},
+        **{**variables, **by_tokenizer(template, variables.get("tools"))},
     )
     (text,), _ = made
     return str(text)
