@@ -45,8 +45,7 @@ disk a model takes, and which families moeinf runs. `moeinf fit org/repo` says t
 machine, without downloading it. `python docs/generate_models.py` writes this page; do not edit it.
 
 To try moeinf without a download, use `demo`, which comes with it: a model of 5.6 million weights that was trained on
-stories, and goes on with your text, making little sense. `demo:chat` has a chat template, and answers everything with
-a story.
+stories, and goes on with your text, making little sense. `demo:chat` has a chat template, and answers with stories.
 
 `moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`, and
 [first-minutes.md](first-minutes.md) says what they mean. Any other model of a family below is named by its repository,
@@ -71,7 +70,7 @@ Checkpoints of these families run, whatever their size. "GGUF" says that files w
 read in place, and "pictures" that the model sees them, for which `pip install 'moeinf[vision]'` is needed. Where a
 checkpoint also sees, hears or speaks, and there is no "yes", moeinf runs the part that reads and writes text.
 [reference/families.md](reference/families.md) has more on each family: its checkpoints, how closely it was compared
-with its reference, and what the types of transformers that do not run would need.
+with its reference, and what other types of transformers would need.
 
 The last rows are families without experts: dense models, which also draft for larger ones (`--draft`). Every token uses
 all of them. Of one that does not fit in memory, attention stays there and the other MLPs are read for each token, layer
