@@ -32,6 +32,7 @@ _MODEL, _CHAT = "demo", "demo:chat"
 _ASKED: Final = {"model": _MODEL, "prompt": "The king said", "options": {"num_predict": 6, "temperature": 0}}
 _LONG: Final = {"model": _MODEL, "prompt": "Once upon a time", "options": {"num_predict": 400, "temperature": 0}}
 _HEAD_S, _BODY_S, _UNREAD_S = 10.0, 30.0, 60.0  # after which the server cuts off: connections.py, guard.py
+_BEHIND_OTHERS_S: Final = 900.0  # behind fifty long answers that nobody reads
 _STARVED_S: Final = 30.0  # beyond these, on a machine that others use
 _IDLE, _DRIPS, _READERS, _GONE, _MORE, _ENDED, _TEXTS = 15_000, 500, 50, 250, 200, 20, 8
 _GUESSES: Final = 100_000
@@ -69,7 +70,7 @@ class Stranger:
 
     def check_served(self, when: str) -> None:
         """Somebody who means it gets the answer that is right."""
-        status, text, _ = self.ask("POST", "/api/generate", _ASKED | {"stream": False})
+        status, text, _ = self.ask("POST", "/api/generate", _ASKED | {"stream": False}, _BEHIND_OTHERS_S)
         answer = json.loads(text).get("response") if status == 200 else text
         self.wanted = self.wanted or answer
         if status != 200 or answer != self.wanted:
@@ -139,6 +140,7 @@ def strangers(turn: Turn) -> Done:
     with served(turn.folder, turn.folder / "home", options) as (process, url):
         stranger = Stranger(url, process.pid, turn.rng, parallel)
         stranger.check_served("at first")
+        stranger.ask("POST", "/api/generate", _ASKED | {"model": _CHAT, "stream": False})  # both models are loaded
         _, stranger.threads = stranger.rest()
         kinds = list(_KINDS)
         for number in range(turn.number, turn.number + 1000):
