@@ -98,8 +98,12 @@ class Hub:
             "downloads": 0,
             "likes": 0,
             "cardData": self.card,
-            "siblings": [_sibling(folder, path.name) for path in sorted(folder.iterdir()) if path.is_file()],
+            "siblings": [_sibling(folder, path.relative_to(folder).as_posix()) for path in _files(folder)],
         }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _sibling(folder: Path, name: str) -> dict[str, Any]:

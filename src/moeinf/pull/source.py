@@ -157,6 +157,21 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     return shards
 
 
+def chats_by_code(names: Collection[str], read: Callable[[str], bytes]) -> tuple[str, ...]:
+    """A line for users where code in the checkpoint writes chats, as in those of DeepSeek-V3.2 and V4."""
+    if not any(name.startswith("encoding/") and name.endswith(".py") for name in names):
+        return ()
+    if {"chat_template.jinja", "chat_template.json"} & {*names}:
+        return ()
+    config = "tokenizer_config.json"
+    if config in names and parse_json_object(read(config), config, CheckpointError).get("chat_template"):
+        return ()
+    return (
+        "no chat template: the checkpoint writes chats by code (encoding/), which is not run, so that this model "
+        "continues texts like a base model; pull a GGUF file of it, or a folder that has its chat_template.jinja, too",
+    )
+
+
 def _of_another_split(shards: Shards, names: Collection[str]) -> str:
     """The remedy where a file of the index is not there."""
     others = sorted(name for name in names if _SHARD_NAME.fullmatch(name) and name not in shards.files)
@@ -213,8 +228,6 @@ def parse_index(data: bytes) -> Shards:
 class FolderSource:
     """A checkpoint folder on this machine. It is only read."""
 
-    told: tuple[str, ...] = ()
-
     def __init__(
         self, path: Path, origin: ModelSource | None = None, fingerprint: str = "", over: Path | None = None
     ) -> None:
@@ -236,6 +249,8 @@ class FolderSource:
             self._folders |= dict.fromkeys(inner, self._path)
             self._names = set(self._folders)
         self.shards = find_shards(self._names, self.read_file, str(path))
+        code = [f"encoding/{entry.name}" for entry in (self._path / "encoding").glob("*.py")]
+        self.told = chats_by_code([*self._names, *code], self.read_file)
         self._state_at_open = self._state()
         self.fingerprint = fingerprint or self._state_at_open
 

@@ -22,7 +22,16 @@ from moeinf.pull.hub.hub_errors import hub_errors_named, offline_error, transpor
 from moeinf.pull.hub.proxies import check_proxies
 from moeinf.pull.hub.remote import MAX_RETRIES, Patience, Remote, RemoteFile
 from moeinf.pull.hub.settings import check_certificates, checked_endpoint, checked_token
-from moeinf.pull.source import INDEX_FILE, SINGLE_FILE, FolderSource, Source, find_shards, is_kept, most_bytes
+from moeinf.pull.source import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    FolderSource,
+    Source,
+    chats_by_code,
+    find_shards,
+    is_kept,
+    most_bytes,
+)
 from moeinf.pull.steps import Steps
 from moeinf.store.files import errors_named
 from moeinf.store.format import Header, header_length, parse_header, read_header
@@ -214,13 +223,12 @@ class HubRepository:
 class HubSource:
     """A repository that is a checkpoint."""
 
-    told: tuple[str, ...] = ()
-
     def __init__(self, repository: HubRepository) -> None:
         """Raises CheckpointError where it is none."""
         self._repository = repository
         self.origin, self.fingerprint, self.requested = repository.origin, repository.fingerprint, repository.requested
         self.shards = find_shards(repository.names, repository.read_file, repository.repo, repository.base_model)
+        self.told = chats_by_code(repository.names, repository.read_file)
         self._headers: Mapping[str, Header] | None = None
 
     def kept_files(self) -> list[str]:
