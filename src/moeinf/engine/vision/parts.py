@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moeinf.errors import UsageError
+from moeinf.text.tool_calls.result_order import in_order_of_calls
 from moeinf.types import Json, JsonMapping, Message
 
 
@@ -37,7 +38,7 @@ def without_pictures(messages: Sequence[Message]) -> tuple[list[Message], list[G
         )
 
     made: list[Message] = []
-    for message in messages:
+    for message in in_order_of_calls(messages):  # in which a template then meets the pictures
         content = message.get("content")
         if isinstance(content, list | tuple):
             parts = list(map(plain, content))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from moeinf.errors import TextError
 from moeinf.text.templates.traced import Traced
 from moeinf.text.tool_calls.history import ChatCalls
+from moeinf.text.tool_calls.result_order import in_order_of_calls
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
 from moeinf.types import JsonMapping, JsonObject, Message
 
@@ -22,11 +23,12 @@ def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> lis
 
     developer is system; function_call and the role function, OpenAI's old form, are tool_calls and tool; content that
     is null is ""; arguments of calls are objects; calls and results have their ids in the form of the syntax, and no
-    id comes twice; results know their tool's name; thoughts have both of the names that templates read.
+    id comes twice; results know their tool's name, and have the order of their calls; thoughts have both of the names
+    that templates read.
     """
     calls = ChatCalls(syntax)
     made = []
-    for message in messages:
+    for message in in_order_of_calls(messages):
         new = {**message, "content": "" if message.get("content") is None else message["content"]}
         if new.get("role") in _ROLES:
             new["role"] = _ROLES[new["role"]]

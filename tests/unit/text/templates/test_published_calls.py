@@ -124,6 +124,19 @@ def test_calls_and_results_are_written_as_the_template_says(name: str, chat: str
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
+def test_results_stand_in_the_order_of_their_calls(name: str) -> None:
+    """Most templates name no call where they write a result; clients send results as they come."""
+    source = SOURCES[name]
+    turn = {"role": "assistant", "content": "", "tool_calls": [call(0, "f", s="x"), call(1, "g", k="y")]}
+    render = ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, []).render
+    first, second = result(0, "f", "r0"), result(1, "g", "r1")
+    before = datetime.now().date()
+    texts = [render([USER, turn, *results], {"tools": TOOLS})[0] for results in ([first, second], [second, first])]
+    if datetime.now().date() == before:
+        assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
 def test_tools_are_written_as_they_were_given(name: str) -> None:
     """Without a description or arguments, with their members in another order, and with one that few know."""
     whole = tool("f", s={"type": "string"})["function"]

@@ -125,16 +125,16 @@ TURNS: list[list[tuple[list[tuple[str, str | None]], list[tuple[int, str | None,
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=["any", "mistral", "kimi"])
 @pytest.mark.parametrize("turns", TURNS)
 def test_each_result_goes_to_its_call_though_ids_come_again_or_lack(turns: Any, syntax: Any) -> None:
-    chat, right = [], []
+    chat = []
     for calls, results in turns:
         chat.append(calling(*(call(name, call_id=call_id) for name, call_id in calls)))
-        chat += [result("r", call_id, **({"name": name} if name else {})) for _, call_id, name in results]
-        right += [number for number, _, _ in results]
+        chat += [result(str(n), call_id, **({"name": name} if name else {})) for n, call_id, name in results]
     made = in_templates_form(chat, syntax)
     calls = [call for message in made for call in message.get("tool_calls", ())]
     ids = [call["id"] for call in calls]
     assert len(set(ids)) == len(ids)
     results = [message for message in made if message["role"] == "tool"]
+    right = [int(message["content"]) for message in results]
     assert [ids.index(message["tool_call_id"]) for message in results] == right
     assert [message["name"] for message in results] == [calls[at]["function"]["name"] for at in right]
     fewer = in_templates_form(chat[:1], syntax)
