@@ -531,7 +531,7 @@ class PictureStep:
     It is resized by a filter, lies at row `top` and column `left` of a grey canvas, or is cut out from there on.
     """
 
-    kind: Literal["bicubic", "bilinear", "pad", "cut"]
+    kind: Literal["bicubic", "bilinear", "lanczos", "pad", "cut"]
     height: int
     width: int
     top: int = 0

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import PIL.Image
@@ -24,6 +23,7 @@ from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.family import family_of
 from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import (
+    OF_CLIP,
     ImageProcessor,
     LongestEdge,
     MergedPatches,
@@ -34,6 +34,7 @@ from moeinf.models.layers.vision.image_processor import (
 from moeinf.models.layers.vision.processors.bounded_grids import BoundedGrids
 from moeinf.models.layers.vision.processors.centred_pictures import CentredPictures
 from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
+from moeinf.models.layers.vision.processors.cut_pictures import CutPictures
 from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
 from moeinf.models.layers.vision.processors.stretched_tiles import StretchedTiles
 from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
@@ -241,8 +242,12 @@ def arithmetic_of(family: str) -> Any:
     ]
     modules = {name: ModuleType(name) for name in names}
     modules[names[2]].functional = modules[names[3]]  # type: ignore[attr-defined]
-    with patch.dict(sys.modules, modules):
+    sys.modules.update(modules)
+    try:  # what is imported on the way stays: parts of torch cannot be imported twice
         return import_module(f"transformers.models.{family}.image_processing_{family}")
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 LARGE = [*SIZES, (336, 336), (337, 336), (1344, 336), (700, 700), (1000, 1700), (5, 1200), (671, 999), (4000, 3100)]
@@ -312,6 +317,37 @@ def test_pixels_of_tiles_are_rounded_as_in_the_reference() -> None:
     assert patches.grid == (24, 24) and patches.values.shape == (576, 588)
     second = form.colours(views[0][1])[:14, 14:28].transpose(2, 0, 1)
     assert np.array_equal(patches.values[1], second.reshape(-1))
+
+
+@pytest.mark.parametrize("size", [*SIZES, (40, 80), (79, 81), (600, 1500)], ids=str)
+@pytest.mark.parametrize(("factor", "longest"), [(1.0, None), (2.0, 700), (1.3, None), (0.25, 2048)])
+def test_cut_pictures_are_those_of_the_reference(size: tuple[int, int], factor: float, longest: int | None) -> None:
+    image, data = png(*size)
+    settings = {"rescale_image_frac": factor, "rescale_image_max_upscaled_long_edge": longest}
+    form = CutPictures.parse(Fields(settings), 40, None)
+    edge = max(size) * factor
+    edge = edge if longest is None else min(edge, max(longest, max(size)))
+    height, width = (max(1, math.floor(side * (edge / max(size)) + 0.5)) for side in size)
+    patches = form.patches(decode(data, "it", form.views)[0][0])
+    assert math.prod(patches.grid) == len(patches.values) <= form.most_tokens == 1024
+    cut = arithmetic_of("inkling").divide_to_patches(np.zeros((3, height, width)), 40)
+    if len(cut) > 1024:
+        return  # beyond what moeinf gives a picture of itself
+    assert len(cut) == len(patches.values) and patches.grid[1] == width // 40 + 1
+    raw = np.full((40 * patches.grid[0], 40 * patches.grid[1], 3), -1, np.float32)
+    raw[:height, :width] = np.asarray(image.resize((width, height), PIL.Image.Resampling.LANCZOS))
+    mean, std = (np.array(each, np.float32) for each in OF_CLIP)
+    theirs = ((raw / 255 - mean) / std).reshape(patches.grid[0], 40, -1, 40, 3).swapaxes(1, 2)
+    assert np.abs(patches.values.reshape(theirs.shape) - theirs).max() < 1e-5
+
+
+def test_a_picture_of_too_few_cut_tokens_and_other_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="--picture-tokens 1 is too few: a picture of this model may have 2"):
+        CutPictures.parse(Fields({}), 40, 1)
+    assert CutPictures.parse(Fields({}), 40, None).factor == 2
+    for settings in ({"resample": 3}, {"size": {"height": 32}}, {"do_normalize": False}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
+            CutPictures.parse(Fields(settings), 40, None)
 
 
 @pytest.mark.parametrize("size", [*SIZES, (16, 16), (17, 33), (600, 1500)], ids=str)

@@ -67,6 +67,7 @@ _OF_GLM = Marks(
     ("<|end_of_image|>", "image_end_token_id"),
     settings={**_BOUNDS, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
 )
+_ENLARGED = {"rescale_image_frac": 2.0, "rescale_image_max_upscaled_long_edge": 130}
 MARKS = {
     "qwen3_5_moe": _OF_QWEN,
     "qwen3_vl_moe": _OF_QWEN,
@@ -115,6 +116,7 @@ MARKS = {
         ("<|vision_start|>", "vision_start_token_id"),
         ("<|vision_end|>", "vision_end_token_id"),
     ),
+    "inkling_mm_model": Marks(("<|unused_200054|>", "image_token_id"), settings=_ENLARGED),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
         ("<|media_pad|>", "media_placeholder_token_id"),

@@ -18,7 +18,17 @@ from tests.support.live_server import live_server
 from tests.support.seeing_models import png, write_seeing
 
 OPTIONS = ("-n", "6", "--temperature", "0", "--device", "cpu", "--num-ctx", "400", "--json", "-q")
-FAMILIES = ("cohere2_vision", "deepseek_v41", "glm5_next", "glm5v", "hy_v4_vl", "kimi_k3", "mimo_v2", "nemotron_h_omni")
+FAMILIES = (
+    "cohere2_vision",
+    "deepseek_v41",
+    "glm5_next",
+    "glm5v",
+    "hy_v4_vl",
+    "inkling_mm_model",
+    "kimi_k3",
+    "mimo_v2",
+    "nemotron_h_omni",
+)
 
 
 def told(done: Done) -> tuple[str, int]:

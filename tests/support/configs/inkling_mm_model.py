@@ -36,7 +36,14 @@ _TEXT: dict[str, Any] = {
     "initializer_range": 0.2,
     "num_mtp_layers": 1,
 }
+_SEEN = {"n_layers": 5, "patch_size": 12, "temporal_patch_size": 2}
 INKLING: dict[str, Any] = {"model_type": "inkling_mm_model", "text_config": _TEXT}
+_AUDIO = {"n_mel_bins": 4, "mel_vocab_size": 8}
+SEEING: dict[str, dict[str, Any]] = {
+    "inkling_mm_model": INKLING | {"vision_config": _SEEN, "audio_config": _AUDIO, "image_token_id": 90},
+    "inkling_mm_model more layers than scales": INKLING
+    | {"vision_config": _SEEN | {"n_layers": 7, "patch_size": 8}, "audio_config": _AUDIO, "image_token_id": 90},
+}
 _LISTED = ("layer_types", "mlp_layer_types", "moe_intermediate_size", "log_scaling_n_floor", "unpadded_vocab_size")
 CONFIGS: dict[str, dict[str, Any]] = {
     "inkling_mm_model": INKLING,
@@ -61,8 +68,7 @@ def REFERENCE(config: dict[str, Any]) -> Any:
     from transformers import InklingConfig, InklingForConditionalGeneration
 
     values = {key: value for key, value in config.items() if key != "model_type"}
-    audio = {"n_mel_bins": 4, "mel_vocab_size": 8}
-    whole: Any = InklingForConditionalGeneration(InklingConfig(**values, vision_config=_VISION, audio_config=audio))
+    whole: Any = InklingForConditionalGeneration(InklingConfig(**values, vision_config=_VISION, audio_config=_AUDIO))
     whole.float().eval()
     del whole.model.vision_tower, whole.model.audio_tower
     for name, parameter in whole.named_parameters():

@@ -336,6 +336,43 @@ def _of_nemotron(model: Any, given: Mapping[str, Any]) -> Tensor:
     return found
 
 
+class _Inkling(Reference):
+    def model(self, config: Mapping[str, Any]) -> Any:
+        made = super().model(config)
+        for name, parameter in made.named_parameters():
+            if name.endswith(("global_scale", "conv1d.weight")):
+                torch.nn.init.uniform_(parameter, 0.3, 1.2)
+        return made
+
+
+class _Cut:
+    """In the place of Inkling's image processor, which needs torchvision: its patches, spelled out."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        self._side = config["vision_config"]["patch_size"]
+        self._form = seen_by(config).form(Fields(_CUT), tokens)
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        found, side = list[np.ndarray](), self._side
+        mean, std = (np.array(each, np.float32) for each in OF_CLIP)
+        for image in images:
+            [[seen]] = shown(self._form, image)
+            raw = np.full((-(-len(seen) // side) * side, (seen.shape[1] - 1) // side * side + side, 3), -1, np.float32)
+            raw[: len(seen), : seen.shape[1] - 1] = seen[:, :-1]
+            values = (raw / 255 - mean) / std
+            for row in range(0, len(raw), side):
+                found += [values[row : row + side, col : col + side] for col in range(0, raw.shape[1], side)]
+        return {"pixel_values": torch.from_numpy(np.stack(found))[:, None].repeat(1, 2, 1, 1, 1)}
+
+
+_CUT = {"rescale_image_frac": 1.0}
+
+
+def _of_inkling(model: Any, given: Mapping[str, Any]) -> Tensor:
+    found: Tensor = model.model.get_image_features(given["pixel_values"]).pooler_output
+    return found.flatten(0, 1)
+
+
 class _Centred:
     """The patches of pictures as the oracle has them."""
 
@@ -390,6 +427,7 @@ REFERENCES: Mapping[str, Reference] = {
     "glm5_next": Reference("Glm5Next", _filled, settings={"min_image_tokens": 1}),
     "glm5v": _Glm5v("Kimi_K25", _OneByOne, "media_placeholder_token_id"),
     "hy_v4_vl": Reference("HYV4VL", _hunyuan),
+    "inkling_mm_model": _Inkling("Inkling", _Cut, rows=_of_inkling, settings=_CUT),
     "kimi_k25": Reference("Kimi_K25", _OneByOne),
     "kimi_k3": _KimiK3("", _OneByOne, "media_placeholder_token_id", _of_kimi_k3),
     "llama4": _Llama4("Llama4", _Tiled, "image_token_index", _of_tiles),

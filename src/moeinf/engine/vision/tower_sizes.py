@@ -118,10 +118,12 @@ def tower_bytes(vision: Vision, form: ImageProcessor, hidden_size: int, num_thre
     """
     tower, config = vision.tower, vision.tower.attention
     patches = form.most_tokens * vision.patches_of_token
+    rows, widest = 2 * tower.patch_numbers, max(shape[0] for shape in tower.shapes.values())
+    numbers = tower.held + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size * (1 + 2 * tower.deep)
+    if config is None:
+        return 4 * (numbers + patches * rows) + _COPIES * 4 * _largest_part(vision)
     heads = (2 * config.num_kv_heads + 1) * config.head_dim  # keys, values, and how they are turned
-    rows = 2 * tower.patch_numbers + _ROWS * config.hidden_size + heads
-    widest = max(shape[0] for shape in tower.shapes.values())
-    numbers = patches * rows + 4 * MLP_ROWS * widest + form.most_tokens * hidden_size * (1 + 2 * tower.deep)
+    numbers += patches * (rows + _ROWS * config.hidden_size + heads)
     (sizes,) = attention_workspace(config).layers
     assert isinstance(sizes, AttentionSizes)
     shape = PassShape("f32", "f32", patches, patches, num_threads)

@@ -1,8 +1,8 @@
-"""Thinking Machines' Inkling, the language model of it (InklingForCausalLM in transformers).
+"""Thinking Machines' Inkling (InklingForConditionalGeneration in transformers).
 
 Attention has no positions: each token adds to its scores by how far back a place lies. Keys, values and what attention
-and blocks add go through short convolutions. Shared experts are weighted by the router beside the others. Checkpoints
-hold models of images and of sound beside it, which are left out.
+and blocks add go through short convolutions. Shared experts are weighted by the router beside the others. A tower sees
+pictures; what checkpoints hear by is left out.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from moeinf.models.layers.protocol import Attention, Block, Experts, Layers, Pos
 from moeinf.models.layers.recurrent.beside import ConvolutionsBeside
 from moeinf.models.layers.recurrent.convolution import Convolution
 from moeinf.models.layers.streams.stem import NormedStem
+from moeinf.models.layers.vision.of_families.inkling_vision import RENAMED, inkling_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.layers.weights import as_matrix
 from moeinf.models.widened import widened
 from moeinf.types import JsonObject, Profiler, Workspace
@@ -239,7 +241,9 @@ class Family(DecoderFamily):
     divisible = False  # states beside those of the layers
     ahead = (r"model\.mtp\..*",)
     ignored = (r"model\.(visual|audio)\..*",)
+    renamed = RENAMED
     matrices = tuple(f".{name}.weight" for name in (*PROJECTIONS, "w13_dn", "w2_md"))
 
     def __init__(self, config: JsonObject) -> None:
         self.take(_parse(text_fields(config)))
+        self.vision, self.no_vision = seeing(lambda: inkling_vision(config, self.decoder.attention.hidden_size))

@@ -76,5 +76,5 @@ class NormedStem(PlainStem):
     def new_states(self, capacity: int) -> Sequence[LayerState]:
         return [make(capacity) for make in self._states]
 
-    def begin(self, x: Array) -> Hidden:
-        return self._norm(x)
+    def inputs(self, ids: Sequence[int], cache: Cache) -> Array:
+        return self._norm(super().inputs(ids, cache))  # rows of pictures, which take the place of some, have none

@@ -89,6 +89,8 @@ class PoolingConfig:
 
 
 class PoolingTower(Tower):
+    attention: AttentionConfig
+
     def __init__(self, config: PoolingConfig) -> None:
         self._config, self.attention, self.patch_numbers = config, config.attention, 3 * config.patch**2
         self.shapes = self._shapes()

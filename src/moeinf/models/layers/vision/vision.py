@@ -30,8 +30,9 @@ class Tower(ABC):
     """The model that turns patches into rows for the language model. It is dense, and runs once for a picture."""
 
     shapes: Shapes  # of its tensors, by their names in the checkpoint
-    attention: AttentionConfig
+    attention: AttentionConfig | None  # None: patches do not see each other
     patch_numbers: int  # that a patch is made of
+    held: int = 0  # numbers that are computed with at once beside those of attention, where there is none
     deep: int = 0  # how many of the language model's layers, the first ones, are given rows besides
 
     @abstractmethod

@@ -139,6 +139,8 @@ def tower_attention(
 class MergingTower(Tower):
     """deep: what makes rows for the first layers of the language model, by the block in front of it."""
 
+    attention: AttentionConfig
+
     def __init__(self, config: VitConfig, merger: Merger, deep: Mapping[int, Merger] | None = None) -> None:
         self._config, self._merger, self._deep = config, merger, deep or {}
         self.attention, self.deep, self.patch_numbers = config.attention, len(self._deep), prod(config.cut.kernel)
