@@ -7,7 +7,6 @@ them as they come, with ids.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 from moeinf.types import Json, Message
 
@@ -16,20 +15,29 @@ _Called = tuple[str, str]  # the id and the name of a call, "" for none
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
-    """The messages, those results of each row in order that say by id or name which call they belong to."""
-    made, calls = list[Message](), list[_Called]()
-    for is_results, group in groupby(messages, lambda message: message.get("role") in _RESULTS):
-        row = list(group)
-        if is_results:
-            made += _sorted(row, calls)
-            continue
-        made += row
-        calls = []
-        for message in reversed(row):
-            if message.get("role") != "assistant":
-                break
-            calls = _calls_of(message) + calls
-    return made
+    """The messages, those results of each turn's calls in order that say by id or name which call they belong to.
+
+    One that is parted from its call by what a user or the system said stands before that.
+    """
+    made, calls, results, behind = list[Message](), list[_Called](), list[Message](), list[Message]()
+    for message in messages:
+        role = message.get("role")
+        if role == "assistant":
+            if results or behind:
+                made += [*_sorted(results, calls), *behind]
+                calls, results, behind = [], [], []
+            made.append(message)
+            calls += _calls_of(message)
+        elif role in _RESULTS and (not behind or _has_id_of(message, calls)):
+            results.append(message)
+        else:
+            behind.append(message)
+    return [*made, *_sorted(results, calls), *behind]
+
+
+def _has_id_of(result: Message, calls: Sequence[_Called]) -> bool:
+    given = _text(result.get("tool_call_id"))
+    return bool(given) and any(call[0] == given for call in calls)
 
 
 def _calls_of(message: Message) -> list[_Called]:

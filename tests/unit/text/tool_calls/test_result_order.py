@@ -24,7 +24,7 @@ def result(content: Any, given: Any = None, name: Any = None, role: str = "tool"
 AB = turn(("a", "f"), ("b", "g"))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # the order of the contents
     ("chat", "order"),
     [
         ([AB, result("2", "b"), result("1", "a")], "12"),
@@ -35,7 +35,9 @@ AB = turn(("a", "f"), ("b", "g"))
         ([turn(("x", "f"), ("x", "g")), result("2", "x", "g"), result("1", "x", "f")], "12"),
         ([turn(("a", "f"), ("b", "f")), result("1", name="f"), result("2", name="f")], "12"),
         ([turn(("a", "f"), ("b", "g"), ("c", "h")), result("3", "c"), result("?", "z"), result("1", "a")], "1?3"),
-        ([AB, result("1", "a"), USER, result("2", "b"), AB, result("4", "b"), result("3", "a")], "1q234"),
+        ([AB, result("1", "a"), USER, result("2", "b"), AB, result("4", "b"), result("3", "a")], "12q34"),
+        ([USER, AB, USER, result("2", "b"), USER, result("1", "a")], "q12qq"),
+        ([AB, USER, result("1", name="f"), {"role": "assistant", "content": "!"}, result("2", "b")], "q1!2"),
         ([AB, result("1"), result("2")], "12"),
         ([result("2", "b"), result("1", "a")], "21"),
         ([{"role": "assistant", "tool_calls": "?"}, result("2", "b"), result("1", "a")], "21"),
