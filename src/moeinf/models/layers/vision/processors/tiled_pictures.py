@@ -7,56 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.image_processor import (
-    BILINEAR,
-    MOST_TOKENS,
-    Patches,
-    check_common,
-    colours_of,
-    merged_patches,
-)
+from moeinf.models.layers.vision.image_processor import BILINEAR, Patches, check_common, colours_of, merged_patches
+from moeinf.models.layers.vision.processors.square_tiles import SquareTiles, tiles_within
 from moeinf.types import ByteArray, Float32Array, PictureStep, PictureView, PictureViews
 
 _HALVES = ((0.5,) * 3, (0.5,) * 3)
 
 
 @dataclass(frozen=True, slots=True)
-class TiledPictures:
-    patch: int
-    merge: int  # patches of a side of what becomes one token
-    tile: int  # pixels of a side
-    most_tiles: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
+class TiledPictures(SquareTiles):
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, tile: int, tokens: int | None) -> TiledPictures:
-        """f: preprocessor_config.json; patch, merge, tile: the tower's. tokens: the most that the user wants of a
-        picture; None: MOST_TOKENS at most. Raises UsageError where that is less than those of a tile."""
+        """patch, merge, tile: the tower's; f, tokens: as of tiles_within. Raises UsageError."""
         check_common(f, BILINEAR)
         f.only("resize_to_max_canvas", False, None)
-        size = f.within("size")
-        for name in ("height", "width"):
-            size.only(name, tile, None)
-        if tile % (patch * merge):
-            raise UnsupportedModelError(f"{f.where}: tiles of {tile} pixels are not cut into whole tokens")
-        of_tile = (tile // (patch * merge)) ** 2
-        if tokens is not None and tokens < of_tile:
-            raise UsageError(f"--picture-tokens {tokens} is too few: a picture of this model has at least {of_tile}")
-        most = max(1, (tokens or MOST_TOKENS) // of_tile - 1)  # beside the whole
+        most = tiles_within(f, tile, patch * merge, tokens)
         if tokens is None:
             most = min(most, f.count("max_patches", 16))
         return TiledPictures(patch, merge, tile, most, *colours_of(f, _HALVES))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
-
-    @property
-    def most_tokens(self) -> int:
-        return (self.most_tiles + (self.most_tiles > 1)) * (self.tile // self.unit) ** 2
 
     def views(self, height: int, width: int) -> PictureViews:
         """Tiles in rows, and in a row of its own the whole, unless it is the only tile."""
