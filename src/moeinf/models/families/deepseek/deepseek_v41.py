@@ -39,7 +39,7 @@ from moeinf.models.layers.vision.of_families.deepseek_vision import deepseek_vis
 from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import text_part
 from moeinf.models.widened import widened
-from moeinf.types import JsonObject, TensorPlan
+from moeinf.types import JsonObject
 
 _PICTURE_BIAS = "gate.bias_vl"  # of a block
 
@@ -118,10 +118,11 @@ class PictureRouter(LearnedRouter):
     def __init__(self, layers: Layers, moe: Moe, site: BlockSite, given: Given) -> None:
         """given: shared with the stem; its last column tells the tokens of pictures."""
         super().__init__(layers, moe, site)
-        self._given, self._of_pictures = given, layers.weights.vector(site.block + _PICTURE_BIAS)
+        own, weights = site.block + _PICTURE_BIAS, layers.weights
+        self._given, self._of_pictures = given, weights.vector(own) if own in weights else self._bias
 
     def _chosen_by(self, scores: Array) -> Array:
-        assert self._bias is not None
+        assert self._bias is not None and self._of_pictures is not None
         told = self._given.rows[0][:, -1:] > 0.5
         return scores + self._math.where(told, self._of_pictures, self._bias)
 
@@ -137,16 +138,12 @@ class BiasedMoe(HashedMoe):
             found |= {name: (self.moe.experts_of(i),) for i, name in enumerate(names)}
         return found
 
-    def plan(self, decoder: DecoderConfig, dense: Shapes) -> TensorPlan:
-        plan = HashedMoe.plan(self, decoder, dense)
-        return plan if self.sees else replace(plan, ignored=(*plan.ignored, rf".*\.{_PICTURE_BIAS}"))
-
 
 class Family(DecoderFamily):
     name = "deepseek_v41"
     divisible = False
     ahead = AHEAD
-    ignored = (r"vision\..*", r"aligner\..*", r"image_(start|end|newline)")
+    ignored = (r"vision\..*", r"aligner\..*", r"image_(start|end|newline)", r".*\.gate\.bias_vl")
     renamed = RENAMED
 
     def __init__(self, config: JsonObject) -> None:
