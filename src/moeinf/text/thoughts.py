@@ -25,8 +25,10 @@ _SHORTER: Mapping[Tags, tuple[Tags, ...]] = {  # which a template opens instead,
 }
 _LABELS = {"<|channel>": "thought"}  # words that follow a tag, and are no part of the thought
 _HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
+_SOLAR: Tags = ("<|think|>", "<|end|>")  # which also end other messages
 XTML_TAGS: Tags = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")  # Kimi K3's, whose template puts them together
 _RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
+_AGAIN: Tags = ("assistant", _SOLAR[1])  # Solar's answer is a message of its own: <|begin|>assistant<|content|>
 
 
 def tags_of(template: str) -> Tags | None:
@@ -38,6 +40,8 @@ def tags_of(template: str) -> Tags | None:
         return _HUNYUAN
     if "'<|open|>' + tag" in template and "'think'" in template:
         return XTML_TAGS
+    if f"<|begin|>assistant{_SOLAR[0]}" in template:
+        return _SOLAR
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 
@@ -48,6 +52,8 @@ def without_label(thought: str, tags: Tags) -> str:
 
 def answer_tags_of(template: str) -> Tags | None:
     """Returns the tags that a chat template has a model put its answer between, behind a thought; None for others."""
+    if tags_of(template) == _SOLAR:
+        return _AGAIN
     return _RESPONSE if _RESPONSE[0] in template else None
 
 
@@ -107,6 +113,7 @@ class ThoughtStream:
         if tags is not None:
             longest, tags = tags, opened_by(tokenizer, context, tags)
             self._state = state_behind(tokenizer, context, tags)
+            self._has_thought = self._state == "closed"
             self._label = "" if self._state == "opened" else self._label  # which the prompt then has
             self._ids = tag_ids(tokenizer, tags)
             self._closing = {ids[1] for ids in (self._ids, tag_ids(tokenizer, longest)) if ids}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-ENDS_MESSAGE: Final = "<|end|>"  # in gpt-oss it ends a message and not the answer
+ENDS_MESSAGE: Final = "<|end|>"  # in gpt-oss, and in Solar with its other two ends, it ends no more than a message
+ENDS_BESIDE: Final = ("<|calls|>", "<|flush|>")
 TURN_ENDS: Final = frozenset(
     {
         "<|endoftext|>",

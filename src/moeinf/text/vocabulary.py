@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
 from moeinf.errors import MALFORMED
 from moeinf.text.harmony_channels import is_harmony
-from moeinf.text.turn_ends import ENDS_MESSAGE, TURN_ENDS
+from moeinf.text.turn_ends import ENDS_BESIDE, ENDS_MESSAGE, TURN_ENDS
 from moeinf.types import Json, JsonMapping, JsonObject
 
 _ONE_SPACE: Final = "\ue000"  # stands for the text of one space, which would be stripped; no token has this letter
@@ -29,7 +29,8 @@ def end_ids(
             model = model[part]
             listed.append(model.get("eos_token_id"))
     ids = {i for entry in listed for i in (entry if isinstance(entry, list) else [entry]) if type(i) is int}
-    names = TURN_ENDS if is_harmony(tokenizer) else TURN_ENDS | {ENDS_MESSAGE}
+    of_messages = is_harmony(tokenizer) or all(tokenizer.token_to_id(name) for name in ENDS_BESIDE)
+    names = TURN_ENDS if of_messages else TURN_ENDS | {ENDS_MESSAGE}
     named = (tokenizer.token_to_id(name) for name in {specials.get("eos_token", ""), *names})
     return sorted(ids | {i for i in named if i is not None})
 

@@ -14,8 +14,10 @@ from moeinf.errors import UsageError
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.thinking_text import TemplateFacts, ends_thoughts, template_variables, think_of_effort
 from moeinf.text.thoughts import Tags, ThoughtStream, answer_tags_of, tags_of
+from moeinf.text.vocabulary import end_ids
 from tests.support.shown_text import apart, shown_in_chat
 from tests.support.text_models import byte_level_tokenizer
+from tests.support.true_configs import PUBLISHED
 
 MakeFolder = Callable[..., Path]
 KINDS = ["letters", "tokens", "control tokens"]
@@ -100,6 +102,32 @@ def test_the_word_behind_a_tag_of_gemma_is_no_part_of_the_thought(
     stream = ThoughtStream(tokenizer, tokenizer.encode(prompt).ids, tags_of("<channel|>"), skip_special=True)
     pieces = [piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])]
     assert apart([*pieces, *stream.flush()]) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<|think|>Hm.\nYes.<|end|><|begin|>assistant<|content|>Hi, all.<|end|><|flush|>", ("Hm.\nYes.", "Hi, all.")),
+        ("<|content|>Hi<|end|><|flush|>", ("", "Hi")),
+        ("<|think|><|end|><|begin|>assistant<|content|>assistant is a word", ("", "assistant is a word")),
+        ("<|think|>Hm.<|end|>", ("Hm.", "")),
+        ("<|think|>Hm.<|end|><|begin|>assist", ("Hm.", "assist")),
+    ],
+)
+def test_solars_thought_is_a_message_before_that_of_its_answer(answer: str, expected: tuple[str, str]) -> None:
+    template = (PUBLISHED / "solar-open-100b" / "chat_template.jinja").read_text(encoding="utf-8")
+    tags, answer_tags, tokenizer = tags_of(template), answer_tags_of(template), byte_level_tokenizer()
+    marks = ("begin", "end", "think", "content", "flush", "calls")
+    tokenizer.add_special_tokens([AddedToken(f"<|{mark}|>", normalized=False) for mark in marks])
+    assert tokenizer.token_to_id("<|end|>") not in end_ids(tokenizer, {}, {}, {})
+    prompt = tokenizer.encode("<|begin|>user<|content|>q<|end|><|begin|>assistant").ids
+    stream = ThoughtStream(tokenizer, prompt, tags, skip_special=True, answer_tags=answer_tags)
+    pieces = [piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])]
+    assert apart([*pieces, *stream.flush()]) == expected
+    ended = [*prompt, *tokenizer.encode("<|think|><|end|>").ids]
+    stream = ThoughtStream(tokenizer, ended, tags, skip_special=True, answer_tags=answer_tags)
+    pieces = stream.step(tokenizer.encode("<|begin|>assistant<|content|>Hi<|end|>").ids)
+    assert apart([*pieces, *stream.flush()]) == ("", "Hi")
 
 
 @pytest.mark.parametrize("kind", KINDS)

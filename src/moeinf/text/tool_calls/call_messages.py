@@ -23,8 +23,8 @@ def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> lis
 
     developer is system; function_call and the role function, OpenAI's old form, are tool_calls and tool; content that
     is null is ""; arguments of calls are objects; calls and results have their ids in the form of the syntax, and no
-    id comes twice; results know their tool's name, and have the order of their calls; thoughts have both of the names
-    that templates read.
+    id comes twice; results know their tool's name, and have the order of their calls; thoughts have all names that
+    templates read.
     """
     calls = ChatCalls(syntax)
     made = []
@@ -44,7 +44,7 @@ def in_templates_form(messages: Sequence[Message], syntax: Syntax | None) -> lis
 def _with_thoughts(message: JsonObject) -> JsonObject:
     thoughts = [message.pop(name, None) for name in _THOUGHT_NAMES]
     thought = next((text for text in thoughts if isinstance(text, str) and text), None)
-    return message if thought is None else message | {"reasoning_content": thought, "thinking": thought}
+    return message if thought is None else message | dict.fromkeys(_THOUGHT_NAMES, thought)
 
 
 def checked(tools: Sequence[JsonMapping]) -> list[JsonObject]:

@@ -137,6 +137,12 @@ def test_results_stand_in_the_order_of_their_calls(name: str) -> None:
     assert len(texts) == 1 or datetime.now().date() != before
 
 
+def test_solar_reads_its_thoughts_behind_the_last_question() -> None:
+    source, chat = SOURCES["solar-open-100b"], CHATS["text, a thought and values"]
+    text, _ = ChatTemplates(source, source, {}, []).render(chat, {"tools": TOOLS})
+    assert "<|begin|>assistant<|think|>Hm.<|end|><|begin|>assistant<|tool_calls|>" in text
+
+
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_tools_are_written_as_they_were_given(name: str) -> None:
     """Without a description or arguments, with their members in another order, and with one that few know."""

@@ -40,8 +40,8 @@ def test_roles_contents_and_thoughts_get_one_form() -> None:
     assert made == [
         {"role": "system", "content": "d"},
         {"role": "user", "content": ""},
-        {"role": "assistant", "content": "a", "reasoning_content": "t", "thinking": "t"},
-        {"role": "assistant", "content": "a", "reasoning_content": "r", "thinking": "r"},
+        {"role": "assistant", "content": "a", "reasoning_content": "t", "thinking": "t", "reasoning": "t"},
+        {"role": "assistant", "content": "a", "reasoning_content": "r", "thinking": "r", "reasoning": "r"},
         {"role": "assistant", "content": "a"},
     ]
 

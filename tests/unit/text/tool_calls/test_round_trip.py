@@ -146,13 +146,21 @@ def found_in(pieces: Sequence[Piece]) -> tuple[str, list[tuple[str, Any]]]:
     return "".join(piece.text for piece in pieces), [(str(names[at]), json.loads(arguments[at])) for at in names]
 
 
+def texts_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return [text for each in value for text in texts_in(each)]
+    return [value] if isinstance(value, str) else []
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(0, 7))
 def test_what_the_template_writes_is_read_back_equal(
     name: str, calls: list[tuple[str, dict[str, Any]]], size: int
 ) -> None:
-    texts = [value for _, arguments in calls for value in arguments.values() if isinstance(value, str)]
+    texts = [text for _, arguments in calls for text in texts_in(arguments)]
     assume(not any(map(AMBIGUOUS.search, texts)))
     syntax, text = chats_of(name).syntax, written(name, calls)
     assert syntax is not None
