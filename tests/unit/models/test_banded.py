@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeinf.models.family import family_of
-from moeinf.models.layers.vision.banded import banded
+from moeinf.models.layers.vision.of_families.banded import banded
 from tests.support.tiny_models import all_configs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeinf.models.family import family_of
-from moeinf.models.layers.vision.folding_tower import FoldingConfig
+from moeinf.models.layers.vision.of_families.folding_tower import FoldingConfig
 from tests.support.tiny_models import all_configs
 
 

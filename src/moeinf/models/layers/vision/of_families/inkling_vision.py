@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.folding_tower import FoldingConfig, FoldingTower
+from moeinf.models.layers.vision.of_families.folding_tower import FoldingConfig, FoldingTower
 from moeinf.models.layers.vision.processors.cut_pictures import CutPictures
 from moeinf.models.layers.vision.vision import Vision
 from moeinf.types import JsonObject

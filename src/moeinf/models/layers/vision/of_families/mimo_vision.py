@@ -14,9 +14,9 @@ from moeinf.models.layers.array_math import Array
 from moeinf.models.layers.attention_config import MLP_NAMES, NormConfig
 from moeinf.models.layers.kv_cache import Cache
 from moeinf.models.layers.protocol import Layers
-from moeinf.models.layers.vision.banded import banded, turned_halves
 from moeinf.models.layers.vision.image_processor import OF_CLIP, Defaults, MergedPatches, Patches
 from moeinf.models.layers.vision.mergers import Merger
+from moeinf.models.layers.vision.of_families.banded import banded, turned_halves
 from moeinf.models.layers.vision.projector import Dense, Projector
 from moeinf.models.layers.vision.vision import Part, Vision, axial_frequencies
 from moeinf.models.layers.vision.vit import Cut, MergingTower, TowerMlp, VitConfig, VitNames, tower_attention
