@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +35,14 @@ except Exception as error:
     os.write(1, json.dumps({"cannot_work": f"{type(error).__name__}: {error}"}).encode() + b"\\n")
     raise
 """
+_waited_s = defaultdict[int, float](float)  # by thread
 _KILL_PATIENCE_S = 5.0  # for a worker that cannot be killed to see that its input has ended
+
+
+def waited_s(thread: int) -> float:
+    """Seconds, or nearly so, for which a thread of this process has waited for answers so far. There is an end to each
+    wait: TimeLimit.starved."""
+    return _waited_s.get(thread, 0.0)
 
 
 class Stopped(Exception):
@@ -170,6 +178,7 @@ class TextProcess:
         arrival.register(descriptor, select.POLLIN)
         while b"\n" not in self._unread:
             if not arrival.poll(1000 * min(limit.left_s() or _LOOK_S, _LOOK_S)):
+                _waited_s[threading.get_native_id()] += _LOOK_S
                 if self._should_stop():
                     self.close()
                     raise Stopped

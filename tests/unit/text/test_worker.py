@@ -15,7 +15,7 @@ import pytest
 from moeinf.errors import StarvedError, TextError
 from moeinf.server.http_errors import fault_of
 from moeinf.text import process as text_process
-from moeinf.text.process import Stopped
+from moeinf.text.process import Stopped, waited_s
 from moeinf.text.process_limits import limit_memory
 from moeinf.text.tokenizer import Tokenizer
 
@@ -76,10 +76,12 @@ def test_a_worker_that_the_machine_does_not_let_work_is_waited_for(
         process = tokenizer._process._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
+        before = waited_s(threading.get_native_id())
         goes_on = threading.Timer(1.0, process.send_signal, [signal.SIGCONT])
         goes_on.start()
         assert tokenizer.render(USER)[0] == "hi"
         goes_on.join()
+        assert waited_s(threading.get_native_id()) > before, "the server knows that it waits"
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr("moeinf.text.process_limits.STARVED_S", 0.1)
         with pytest.raises(StarvedError, match="was stopped; ask again") as caught:

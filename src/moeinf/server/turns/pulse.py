@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
+
+from moeinf.text.process import waited_s
 
 T = TypeVar("T")
 LOOK_S: Final = 1.0  # between two looks
@@ -17,8 +20,9 @@ class Pulse:
     """Looks now and then whether any of the threads has used processor time, as one has that computes, or has got what
     it waits for. One that waits for what never comes uses next to none.
 
-    So a server that reads from a slow disk is never taken for one that hangs; a thread that runs in a circle is not
-    seen.
+    Time counts for which the system had no processor for a thread, or no memory for its pages, too, and for which it
+    waited for the process of a tokenizer, which has limits of its own. So a server that reads from a slow disk, or that
+    others leave next to nothing, is never taken for one that hangs; a thread that runs in a circle is not seen.
     """
 
     def __init__(
@@ -27,7 +31,7 @@ class Pulse:
         """busy: whether anybody waits for what the threads do. got: what is another thing once they get something.
         look_s: seconds between two looks."""
         self._busy, self._got, self._look_s = busy, got, look_s
-        self._clocks = set[int]()  # of the threads
+        self._clocks = dict[int, int]()  # of the threads, each with the number that the system has for it
         self._seen, self._had = dict[int, float](), object()
         self._still = 0  # looks since something has moved
         self._ended = threading.Event()
@@ -43,7 +47,7 @@ class Pulse:
 
         def called() -> T:
             if hasattr(time, "pthread_getcpuclockid"):  # which macOS lacks: there no thread counts as one that hangs
-                self._clocks.add(time.pthread_getcpuclockid(threading.get_ident()))
+                self._clocks[time.pthread_getcpuclockid(threading.get_ident())] = threading.get_native_id()
             return call()
 
         return called
@@ -54,16 +58,29 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._ended.wait(self._look_s):
-            seen = {clock: self._used_s(clock) for clock in tuple(self._clocks)}
+            seen = {clock: self._used_s(clock, thread) for clock, thread in tuple(self._clocks.items())}
             used = max((used_s - self._seen.get(clock, 0.0) for clock, used_s in seen.items()), default=1.0)
             had, self._had = self._had, self._got()
             moved = used >= _MOVES * self._look_s or had != self._had or not self._busy()
             self._seen, self._still = seen, 0 if moved else self._still + 1
 
-    def _used_s(self, clock: int) -> float:
-        """Processor time of a thread, in seconds; that of one that has ended stands still."""
+    def _used_s(self, clock: int, thread: int) -> float:
+        """Processor time of a thread, and for how long it was kept waiting, in seconds; that of one that has ended
+        stands still."""
         try:
-            return time.clock_gettime(clock)
+            return time.clock_gettime(clock) + kept_waiting_s(thread) + waited_s(thread)
         except OSError:
-            self._clocks.discard(clock)
+            self._clocks.pop(clock, None)
             return 0.0
+
+
+def kept_waiting_s(thread: int) -> float:
+    """Seconds for which a thread of this process could have run and had no processor, and a hundredth of one for each
+    page that it had to read from the disk; 0 where the system (Linux) does not say so."""
+    try:
+        folder = Path(f"/proc/self/task/{thread}")
+        delay_ns = int((folder / "schedstat").read_text().split()[1])
+        faults = int((folder / "stat").read_text().rpartition(")")[2].split()[9])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return delay_ns / 1e9 + faults / 100
