@@ -6,7 +6,7 @@ from typing import Any
 
 from moeinf.text.tool_calls.choice import find_syntax
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.typescript_tools import as_typescript, sorted_deep
+from moeinf.text.tool_calls.told.typescript_tools import as_typescript, sorted_deep
 
 
 def by_tokenizer(template: str, tools: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, Vocabulary, quiet
 from moeinf.gguf.header import Gguf
 from moeinf.gguf.metadata import shortest
-from moeinf.text.turn_ends import TURN_ENDS
+from moeinf.turn_ends import TURN_ENDS
 from moeinf.types import JsonObject
 
 _LONGEST_PIECE = 128

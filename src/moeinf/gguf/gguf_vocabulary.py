@@ -12,7 +12,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, Value
 from moeinf.gguf.metadata import texts_of
 from moeinf.gguf.pretokenizers import OF_ARCHITECTURES, PRE_TOKENIZERS, PreTokenizer
-from moeinf.text.turn_ends import TURN_ENDS
+from moeinf.turn_ends import TURN_ENDS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # kinds of tokens
 _MARK = re.compile("<\\|[^|<>\\s]+\\|>|<\uff5c[^\uff5c<>\\s]+\uff5c>|<start_of_turn>|<\\|turn>|\\[BOS\\]")

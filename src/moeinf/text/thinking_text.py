@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeinf.errors import UsageError
-from moeinf.text.effort_levels import NO_LEVELS, EffortLevels
+from moeinf.text.templates.effort_levels import NO_LEVELS, EffortLevels
 from moeinf.types import Json, JsonMapping, JsonObject
 
 THINK_WORDS = ("true", "false", "low", "medium", "high", "max")

@@ -12,9 +12,9 @@ from typing import Literal
 
 from moeinf.errors import CheckpointError, MoeinfError, TextError, UsageError
 from moeinf.store.processes.leftovers import scratch_folder
-from moeinf.text.effort_levels import EffortLevels
 from moeinf.text.forms.thought_marks import ThoughtMarks
 from moeinf.text.process import TextProcess
+from moeinf.text.templates.effort_levels import EffortLevels
 from moeinf.text.templates.traced import MARK
 from moeinf.text.text_stream import CallPart, Piece
 from moeinf.text.thinking_text import TemplateFacts

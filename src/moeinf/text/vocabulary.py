@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, normalizers
 
 from moeinf.errors import MALFORMED
 from moeinf.text.harmony_channels import is_harmony
-from moeinf.text.turn_ends import ENDS_BESIDE, ENDS_MESSAGE, TURN_ENDS
+from moeinf.turn_ends import ENDS_BESIDE, ENDS_MESSAGE, TURN_ENDS
 from moeinf.types import Json, JsonMapping, JsonObject
 
 _ONE_SPACE: Final = "\ue000"  # stands for the text of one space, which would be stripped; no token has this letter

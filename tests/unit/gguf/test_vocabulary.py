@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeinf.gguf.gguf_tokenizer import tokenizer_files
-from moeinf.text.turn_ends import TURN_ENDS
+from moeinf.turn_ends import TURN_ENDS
 from tests.support.vocabularies import built, gpt2, pieces, read, refused, trained
 
 _OPENERS = (

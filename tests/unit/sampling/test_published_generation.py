@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 
 from moeinf.sampling.generation_config import not_done
 from moeinf.sampling.params import SamplingParams, from_generation_config, resolve_params
-from moeinf.text.turn_ends import ENDS_MESSAGE, TURN_ENDS
 from moeinf.text.vocabulary import end_ids
+from moeinf.turn_ends import ENDS_MESSAGE, TURN_ENDS
 from tests.support.text_models import byte_level_tokenizer
 from tests.support.true_configs import PUBLISHED
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moeinf.errors import UsageError
-from moeinf.text.tool_calls.result_order import in_order_of_calls
+from moeinf.text.tool_calls.told.result_order import in_order_of_calls
 from moeinf.types import Json, JsonMapping, Message
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from moeinf.text.templates.traced import Traced
-from moeinf.text.tool_calls.call_messages import with_calls_written
+from moeinf.text.tool_calls.told.call_messages import with_calls_written
 from moeinf.types import Message
 
 _TOOLS = "calls of tools were written out, and their results put into user turns"

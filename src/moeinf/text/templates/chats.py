@@ -14,11 +14,11 @@ from moeinf.text.templates.rendering import ChatTemplate, marked
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import BEGUN, Traced, origins_of
 from moeinf.text.thinking_text import TemplateFacts
-from moeinf.text.tool_calls.call_messages import checked, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.choice import syntax_for
 from moeinf.text.tool_calls.syntaxes.generic_calls import GENERIC, NOTE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
-from moeinf.text.tool_calls.typescript_tools import as_typescript, sorted_deep
+from moeinf.text.tool_calls.told.call_messages import checked, described, fitted, in_templates_form, told_of
+from moeinf.text.tool_calls.told.typescript_tools import as_typescript, sorted_deep
 from moeinf.types import JsonMapping, Message
 
 _SORTED = (KIMI, XTML)  # as Kimi's own tokenizers do with tools

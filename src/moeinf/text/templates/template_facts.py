@@ -5,7 +5,7 @@ from __future__ import annotations
 import jinja2
 from jinja2 import nodes
 
-from moeinf.text.effort_levels import NO_LEVELS
+from moeinf.text.templates.effort_levels import NO_LEVELS
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.templates.template_levels import levels_of
 from moeinf.text.thinking_text import EFFORT_NAMES, TemplateFacts

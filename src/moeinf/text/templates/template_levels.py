@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jinja2 import nodes
 
-from moeinf.text.effort_levels import SCALE, EffortLevels
+from moeinf.text.templates.effort_levels import SCALE, EffortLevels
 
 
 def levels_of(tree: nodes.Template, variable: str) -> EffortLevels:

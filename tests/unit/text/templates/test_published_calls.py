@@ -19,8 +19,8 @@ from moeinf.errors import TextError
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.rendering import ChatTemplate
 from moeinf.text.templates.template_facts import read_facts
-from moeinf.text.tool_calls.call_messages import fitted, in_templates_form
 from moeinf.text.tool_calls.choice import find_syntax
+from moeinf.text.tool_calls.told.call_messages import fitted, in_templates_form
 from tests.support.tokenizer_tools import by_tokenizer
 from tests.support.true_configs import PUBLISHED
 

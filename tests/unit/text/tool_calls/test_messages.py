@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from moeinf.errors import TextError
-from moeinf.text.tool_calls.call_messages import checked, described, fitted, in_templates_form, told_of
 from moeinf.text.tool_calls.syntaxes.deepseek_calls import DEEPSEEK
 from moeinf.text.tool_calls.syntaxes.granite_calls import GRANITE
 from moeinf.text.tool_calls.syntaxes.kimi import KIMI
 from moeinf.text.tool_calls.syntaxes.mistral_calls import MISTRAL
+from moeinf.text.tool_calls.told.call_messages import checked, described, fitted, in_templates_form, told_of
 
 
 def call(name: str = "f", arguments: Any = "{}", call_id: str | None = "call_1") -> dict[str, Any]:

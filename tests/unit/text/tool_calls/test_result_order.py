@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeinf.engine.vision.parts import without_pictures
-from moeinf.text.tool_calls.result_order import in_order_of_calls
+from moeinf.text.tool_calls.told.result_order import in_order_of_calls
 
 USER = {"role": "user", "content": "q"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moeinf.text.templates.chats import ChatTemplates
-from moeinf.text.tool_calls.typescript_tools import as_typescript, sorted_deep
+from moeinf.text.tool_calls.told.typescript_tools import as_typescript, sorted_deep
 from tests.support.true_configs import PUBLISHED
 
 WEATHER = {

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moeinf.errors import TextError
 from moeinf.text.templates.traced import Traced
-from moeinf.text.tool_calls.history import ChatCalls
-from moeinf.text.tool_calls.result_order import in_order_of_calls
 from moeinf.text.tool_calls.syntax import MessageCall, Syntax
+from moeinf.text.tool_calls.told.history import ChatCalls
+from moeinf.text.tool_calls.told.result_order import in_order_of_calls
 from moeinf.types import JsonMapping, JsonObject, Message
 
 _THOUGHT_NAMES = ("reasoning_content", "thinking", "reasoning")  # of templates and clients; the first that holds text
