@@ -36,6 +36,7 @@ from moeinf.models.layers.vision.processors.centred_pictures import CentredPictu
 from moeinf.models.layers.vision.processors.cropped_pictures import CroppedPictures
 from moeinf.models.layers.vision.processors.cut_pictures import CutPictures
 from moeinf.models.layers.vision.processors.filled_pictures import FilledPictures
+from moeinf.models.layers.vision.processors.shaped_pictures import ShapedPictures
 from moeinf.models.layers.vision.processors.stretched_tiles import StretchedTiles
 from moeinf.models.layers.vision.processors.tiled_pictures import TiledPictures
 from moeinf.pictures.decode import decode
@@ -242,6 +243,7 @@ def arithmetic_of(family: str) -> Any:
     ]
     modules = {name: ModuleType(name) for name in names}
     modules[names[2]].functional = modules[names[3]]  # type: ignore[attr-defined]
+    modules[names[3]].InterpolationMode = object  # type: ignore[attr-defined]
     sys.modules.update(modules)
     try:  # what is imported on the way stays: parts of torch cannot be imported twice
         return import_module(f"transformers.models.{family}.image_processing_{family}")
@@ -371,6 +373,40 @@ def test_a_narrow_picture_has_no_more_patches_than_the_bound() -> None:
 def test_a_published_mean_of_nothing_is_followed() -> None:
     form = BoundedGrids.parse(Fields({"norm_mean": [0.0] * 3, "norm_std": [1.0] * 3}), 16, 2, None)
     assert form.patches(np.full((32, 32, 3), 51, np.uint8)).values == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("most", [1, 7, 60, 1024])
+def test_grids_like_the_picture_are_those_of_the_reference(most: int) -> None:
+    of_shapes, random = arithmetic_of("muse_glimmer"), np.random.default_rng(5)
+    form = ShapedPictures.parse(Fields({"max_image_tokens": most}), 14, 2, 2, None)
+    squares = [(side, side) for side in range(1, 120, 7)]  # of which two grids are as near
+    for height, width in (*SIZES, *squares, *random.integers(20, 3000, (300, 2)).tolist()):
+        found, theirs = form.size(height, width), of_shapes.smart_resize(height, width, 28, most)
+        if math.prod(theirs) <= most * 28**2:
+            assert found == theirs, (height, width)
+        else:  # the reference goes beyond the bound
+            assert math.prod(found) == most * 28**2 and min(found) == min(theirs) == 28
+
+
+def test_patches_of_frames_follow_the_filter_of_pillow() -> None:
+    image, data = png(300, 170)
+    form = ShapedPictures.parse(Fields({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.3, 0.2]}), 14, 2, 2, 30)
+    values, grid = prepared(form, data)
+    height, width = form.size(300, 170)
+    assert grid == (height // 14, width // 14) and values.shape == (math.prod(grid), 2 * 3 * 14**2)
+    pixels = np.asarray(image.resize((width, height), PIL.Image.Resampling.LANCZOS)) / 255
+    theirs = ((pixels - form.mean) / form.std)[14:28, :14].transpose(2, 0, 1).reshape(-1)  # of the second row
+    assert np.abs(values[2] - np.tile(theirs, 2)).max() < 1e-6
+
+
+def test_settings_of_grids_like_the_picture_bound_them_or_are_refused() -> None:
+    assert ShapedPictures.parse(Fields({}), 14, 2, 2, None).most_tokens == 1024
+    assert ShapedPictures.parse(Fields({}), 14, 2, 2, 4096).most_tokens == 4096
+    with pytest.raises(UsageError, match=r"4 x 900 pixels is too narrow"):
+        ShapedPictures.parse(Fields({}), 14, 2, 2, None).size(900, 4)
+    for settings in ({"resample": 3}, {"patch_size": 16}, {"temporal_patch_size": 1}, {"do_normalize": False}):
+        with pytest.raises(UnsupportedModelError, match=next(iter(settings))):
+            ShapedPictures.parse(Fields(settings), 14, 2, 2, None)
 
 
 @pytest.mark.parametrize("most", [1, 6, 12])

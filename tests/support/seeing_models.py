@@ -110,6 +110,9 @@ MARKS = {
         unnamed=("<img>", "</img>"),
         settings={"min_num_patches": 4, "max_num_patches": 120},
     ),
+    "muse_spark": Marks(
+        ("<|patch|>", "image_token_id"), unnamed=("<|image_start|>", "<|image_end|>"), settings={"resample": 1}
+    ),
     "hy_v4_vl": Marks(("<|image_pad|>", "image_token_id")),
     "mimo_v2": Marks(
         ("<|image_pad|>", "image_token_id"),

@@ -27,6 +27,7 @@ FAMILIES = (
     "inkling_mm_model",
     "kimi_k3",
     "mimo_v2",
+    "muse_spark",
     "nemotron_h_omni",
 )
 

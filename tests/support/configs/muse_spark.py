@@ -1,4 +1,4 @@
-"""Tiny configs of Muse Spark: whole checkpoints, whose models of images and sound the plan ignores."""
+"""Tiny configs of Muse Spark: whole checkpoints, whose model of sound the plan ignores."""
 
 from typing import Any
 
@@ -33,6 +33,36 @@ MUSE: dict[str, Any] = {
     "audio_config": _AUDIO,
     "out_hidden_size": 64,
     "projector_hidden_size": 16,
+}
+SEEING: dict[str, dict[str, Any]] = {
+    "muse_spark": MUSE
+    | {
+        "vision_config": {
+            "patch_size": 4,
+            "pos_emb_height": 4,
+            "pos_emb_width": 4,
+            "hidden_size": 32,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "intermediate_size": 40,
+            "layer_norm_eps": 1e-3,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+        },
+        "out_hidden_size": 128,
+        "projector_hidden_size": 24,
+        "image_token_id": 90,
+    }
+}
+SEEING["muse_spark kinds of blocks, a larger square"] = SEEING["muse_spark"] | {
+    "vision_config": SEEING["muse_spark"]["vision_config"]
+    | {
+        "pos_emb_height": 6,
+        "pos_emb_width": 6,
+        "num_hidden_layers": 3,
+        "patch_temporal": 1,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_types": ["full_attention", "window_attention", "window_attention"],
+    }
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "muse_spark": MUSE,

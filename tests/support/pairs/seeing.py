@@ -373,6 +373,30 @@ def _of_inkling(model: Any, given: Mapping[str, Any]) -> Tensor:
     return found.flatten(0, 1)
 
 
+class _InRows:
+    """In the place of Muse Spark's image processor, which needs torchvision: patch by patch, in rows."""
+
+    def __init__(self, config: Mapping[str, Any], tokens: int) -> None:
+        vision = config["vision_config"]
+        self._patch, self._frames = vision["patch_size"], vision["patch_temporal"]
+
+    def __call__(self, images: Sequence[np.ndarray], **options: Any) -> dict[str, Tensor]:
+        patches, side = list[Tensor](), self._patch
+        for image in images:
+            values = torch.from_numpy(normalised(image, (0.5,) * 3, (0.5,) * 3))
+            cut = values.unfold(0, side, side).unfold(1, side, side).flatten(0, 1)
+            patches.append(cut[:, None].expand(-1, self._frames, -1, -1, -1).flatten(1))
+        grids = [[1, image.shape[0] // side, image.shape[1] // side] for image in images]
+        return {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+
+
+def _before_the_norm(model: Any, given: Mapping[str, Any]) -> Tensor:
+    """What Muse Spark's norm of pictures is given, which ours has with that of the embedding."""
+    seen = model.model.vision_tower(given["pixel_values"], given["image_grid_thw"]).last_hidden_state
+    found: Tensor = model.model.vision_projection(model.model.vision_adapter(seen))
+    return found
+
+
 class _Centred:
     """The patches of pictures as the oracle has them."""
 
@@ -434,6 +458,7 @@ REFERENCES: Mapping[str, Reference] = {
     "mimo_v2": _Mimo("", _merged_of_clip, rows=_of_kimi_k3),
     "minimax_m3_vl": _MiniMax("MiniMaxM3VL", _merged_of_clip, "image_token_index"),
     "mistral3": Reference("Mistral3", _by_longest_edge, "image_token_index"),
+    "muse_spark": Reference("MuseSpark", _InRows, rows=_before_the_norm),
     "nemotron_h_omni": _Nemotron("", _Gridded, rows=_of_nemotron),
     "step3p7": Reference("Step3p7", _Cropped, rows=_of_windows, settings=_CROPPED),
     "qwen3_5_moe": Reference("Qwen3_5Moe", _merged),

@@ -1,8 +1,8 @@
-"""Meta's Muse Spark Open (816B), the language model of it (MuseSparkForConditionalGeneration in transformers).
+"""Meta's Muse Spark Open (816B), which sees pictures (MuseSparkForConditionalGeneration in transformers).
 
 What attention and blocks give has a norm, and a gate of each column weighs it against what was there. Experts compute
-in a narrower space, and the output of each has a norm before it is weighed. Checkpoints hold models of images and of
-sound beside it, which are left out.
+in a narrower space, and the output of each has a norm before it is weighed. Checkpoints hold a model of sound beside
+it, which is left out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from moeinf.models.layers.moe_plan import GatedExperts
 from moeinf.models.layers.protocol import Block, Experts, Layers, Weights
 from moeinf.models.layers.routers import SigmoidRouter, sigmoid_moe
 from moeinf.models.layers.streams.stem import PlainStem
+from moeinf.models.layers.vision.of_families.muse_vision import muse_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.models.text_part import TextIn
 from moeinf.models.widened import widened
 from moeinf.types import JsonObject, Profiler
@@ -143,7 +145,8 @@ class SparkMoe(Moe):
 
 
 class SparkStem(PlainStem):
-    """The embedding has a norm without weights; that of the last layer is of another kind than those in front."""
+    """The embedding has a norm without weights, and what a tower gives in its place has the same one; that of the last
+    layer is of another kind than those in front."""
 
     def __init__(self, layers: Layers, decoder: DecoderConfig) -> None:
         super().__init__(layers.embedding(decoder.embedding))
@@ -181,3 +184,4 @@ class Family(DecoderFamily):
 
     def __init__(self, config: JsonObject) -> None:
         super().__init__(config)
+        self.vision, self.no_vision = seeing(lambda: muse_vision(config, self.decoder.attention.hidden_size))

@@ -15,7 +15,7 @@ from moeinf.models.fields import Fields
 from moeinf.types import ByteArray, Float32Array, JsonMapping, PictureStep, PictureViews
 
 FILES = ("preprocessor_config.json", "processor_config.json")  # that may hold the settings
-BILINEAR, BICUBIC = 2, 3  # as Pillow numbers them
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # as Pillow numbers them
 MOST_TOKENS = 1024  # of a picture, where neither its checkpoint nor the user has a lower bound
 Colours = tuple[tuple[float, ...], tuple[float, ...]]
 _MOST_SKEWED = 200  # times that one side may be as long as the other

@@ -31,6 +31,7 @@ class LearntPositions:
     front: int = 0  # further rows in front of the grid, which nothing reads
     beyond: float = 0.0  # by which a picture's sides count as longer
     cropped: bool = False  # a picture is a part of a square as long as its longer side; tensors have a 1 in front
+    bare: bool = False  # there is nothing beyond the grid, where otherwise its edges go on
 
     def shapes(self, hidden: int) -> Shapes:
         if self.squared:
@@ -61,10 +62,12 @@ class LearntPositions:
             at = (place.astype(np.float32) + np.float32(0.5)) * side / np.float32(count + self.beyond) - np.float32(0.5)
         before = np.floor(at)
         kernel, offsets = (_cubic, range(-1, 3)) if self.between == "cubic" else (_linear, range(2))
-        return [
-            (np.clip(before.astype(np.int64) + each, 0, self.side - 1), kernel(np.abs(at - before - np.float32(each))))
-            for each in offsets
-        ]
+        found = list[tuple[IntArray, Float32Array]]()
+        for each in offsets:
+            tap, weight = before.astype(np.int64) + each, kernel(np.abs(at - before - np.float32(each)))
+            inside = np.clip(tap, 0, self.side - 1)
+            found.append((inside, weight * (inside == tap) if self.bare else weight))
+        return found
 
 
 def _linear(distance: Float32Array) -> Float32Array:

@@ -10,6 +10,7 @@ import numpy as np
 from moeinf.errors import UsageError
 from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import (
+    LANCZOS,
     MOST_TOKENS,
     OF_CLIP,
     Patches,
@@ -19,7 +20,6 @@ from moeinf.models.layers.vision.image_processor import (
 )
 from moeinf.types import ByteArray, Float32Array, PictureStep, PictureViews
 
-_LANCZOS = 1  # as Pillow numbers it
 _FILLING = np.float32(-1 / 255)  # of what a picture lacks of the last patches, where its pixels are from 0 to 1
 _FEWEST = 2  # tokens: a column of patches is added to a whole number of them
 
@@ -39,7 +39,7 @@ class CutPictures:
         MOST_TOKENS at most. Raises UsageError where that is less than any picture has."""
         for name in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             f.only(name, True, None)
-        f.only("resample", _LANCZOS, None)
+        f.only("resample", LANCZOS, None)
         f.only("rescale_factor", 1 / 255, None)
         for name in ("height", "width"):
             f.within("size").only(name, patch, None)
