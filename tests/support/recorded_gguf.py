@@ -106,8 +106,13 @@ def metadata(model_type: str, c: Config) -> dict[str, Any]:
     said = {name.removeprefix(f"{ARCHITECTURES[model_type]}."): value for name, value in found.items()}
     known = all_configs()[model_type]
     inner = [each.get("text_config") or each for each in (known, meant(known))]
-    assert dict(c) in inner, f"no file of such a {model_type} is recorded"
-    return said
+    assert _but_lengths(c) in map(_but_lengths, inner), f"no file of such a {model_type} is recorded"
+    lengths = {"context_length": c["max_position_embeddings"], "vocab_size": c["vocab_size"]}
+    return said | {name: value for name, value in lengths.items() if name in said}
+
+
+def _but_lengths(c: Config) -> dict[str, Any]:
+    return {name: value for name, value in c.items() if name not in ("vocab_size", "max_position_embeddings")}
 
 
 @cache
