@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moeinf.text.templates.effort_levels import NO_LEVELS, EffortLevels
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import Tokenizer
@@ -57,13 +58,14 @@ PUBLISHED = {  # template -> variables that it reads, whether it knows thoughts,
     "mixtral-8x7b/chat_template.v1_spm.jinja": (set(), False, False),
     "phi-3.5-moe/chat_template.microsoft-Phi-3.5-mini-instruct.jinja": (set(), False, False),
 }
+LEVELS = {"gpt-oss-20b/chat_template.openai-gpt-oss-120b.jinja": EffortLevels(otherwise=("medium",))}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_templates_say_what_they_read(published: Path, name: str) -> None:
     variables, thinks, tools = PUBLISHED[name]
     facts = read_facts((published / name).read_text())
-    assert facts == TemplateFacts(frozenset(variables), thinks, tools)
+    assert facts == TemplateFacts(frozenset(variables), thinks, tools, levels=LEVELS.get(name, NO_LEVELS))
 
 
 THOUGHT = "<|channel|>analysis<|message|>They greet.<|end|>"

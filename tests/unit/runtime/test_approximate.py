@@ -25,6 +25,8 @@ class Told:
     def expect(self, layer: int, guess: Routing) -> None:
         self.expected.append(guess)
 
+    def norm_outputs(self, layer: int, scale: Float32Array, eps: float) -> None: ...
+
 
 def routing() -> Routing:
     """Expert 1 is absent in layer 1 alone; 3 is the first spare that is resident."""

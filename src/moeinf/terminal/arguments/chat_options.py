@@ -32,10 +32,7 @@ class ChatOptions:
         "--think or --think=true, false, low, medium, high, max: whether and how hard to think, where the model can "
         "be told. [default: as its chat template has it]",
         metavar="WORD",
-        chat={
-            "think [level]": "Let the model think; some know low, medium, high and max",
-            "nothink": "Let it answer at once",
-        },
+        chat={"think [level]": "Let the model think; some know low to max", "nothink": "Let it answer at once"},
     )
     format: str | None = option(
         None,
