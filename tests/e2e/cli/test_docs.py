@@ -16,6 +16,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.environment import OTHER_VARIABLES
 from moeinf.config.option import options
 from moeinf.config.server_options import ServerOptions
+from moeinf.models.registry import FAMILIES
 from moeinf.sampling.params import SamplingParams
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -127,6 +128,19 @@ def test_what_a_user_is_offered_can_be_read() -> None:
     assert not {name: count for name, count in words.items() if count > WORDS[name]}
     assert sum(WORDS.values()) <= MOST_WORDS
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_the_readme_counts_the_families_that_run() -> None:
+    """Those without experts are the last of the table, from llama on."""
+    types = [family.model_type for family in FAMILIES]
+    with_experts = types.index("llama")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"moeinf runs {with_experts} families, among" in readme
+    assert f" and {len(types) - with_experts} families without experts, among" in readme
+    rows = re.findall(
+        r"^\| \[([\w-]+)\]\(reference/families\.md", (DOCS / "models.md").read_text(encoding="utf-8"), re.M
+    )
+    assert rows == types
 
 
 def test_each_page_says_for_whom_it_is() -> None:
