@@ -20,9 +20,10 @@ class Pulse:
     """Looks now and then whether any of the threads has used processor time, as one has that computes, or has got what
     it waits for. One that waits for what never comes uses next to none.
 
-    Time counts for which the system had no processor for a thread, or no memory for its pages, too, and for which it
-    waited for the process of a tokenizer, which has limits of its own. So a server that reads from a slow disk, or that
-    others leave next to nothing, is never taken for one that hangs; a thread that runs in a circle is not seen.
+    A thread also counts as moving while the system keeps it waiting for a processor or for pages of its memory, and
+    while it waits for the process of a tokenizer, which has limits of its own. So a server that reads from a slow disk,
+    or that other programs leave next to nothing, is never taken for one that hangs. A thread that runs in a circle is
+    not seen.
     """
 
     def __init__(
