@@ -35,9 +35,9 @@ from moeinf.store.library import Library
 from moeinf.traces.folder import prepare_folder
 
 # After a signal the answer that is being made may take ANSWER_S. It is ended then, what does not end with it within
-# CANCEL_S is cancelled, and has FLUSH_S to say so to its client; the model then has CLOSE_S to be closed. Whatever
-# hangs, the process has ended after EXIT_S, and EXIT_NOW_S after a second signal.
-ANSWER_S, CANCEL_S, FLUSH_S, CLOSE_S = 5.0, 1.0, 0.5, 1.5
+# CANCEL_S is cancelled, and has FLUSH_S to say so to its client; the models then have what is left until the process
+# ends, whatever hangs: EXIT_S after the signal, and EXIT_NOW_S after a second one.
+ANSWER_S, CANCEL_S, FLUSH_S = 5.0, 1.0, 0.5
 EXIT_S, EXIT_NOW_S = 9, 4
 FIRST_USE_S, IDLE_S = 60.0, 0.5  # without a model and a request, --until-idle ends it: at first, and later
 _LOOK_S = 0.05  # between two looks whether it is time to go on
@@ -102,8 +102,7 @@ class HttpServer:
                 self._server.run(sockets=[self._socket])
         finally:
             self._pools.close()
-            if not self.worker.stop(CLOSE_S if self._server.signalled else None):
-                self._deadline.expire()
+            self.worker.stop()
             self._texts.close()
             self._deadline.close()
 
@@ -143,7 +142,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._worker, self._until_idle = worker, until_idle
         self._idle_at = time.monotonic() + FIRST_USE_S
-        self.signalled = False
         self.on_signal: Callable[[int], None] = lambda seconds: None  # told within how many the process must end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -162,9 +160,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, and so does next to nothing: the second one ends the wait for answers."""
-        self.force_exit = self.signalled = self.should_exit or self.signalled
+        self.force_exit = self.should_exit
         self.on_signal(EXIT_NOW_S if self.force_exit else EXIT_S)
-        self.should_exit = self.signalled = True
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
