@@ -21,8 +21,9 @@ from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
 from moeinf.gguf.configs.without_experts import DENSE
-from moeinf.gguf.gguf_tensors import Placement, places_of
+from moeinf.gguf.gguf_tensors import places_of
 from moeinf.gguf.header import Gguf, GgufTensor, read_gguf
+from moeinf.gguf.placement import Placement
 from moeinf.models.family import family_of
 from tests.support.converter.record import checkpoint
 from tests.support.converter.recorded import recorded

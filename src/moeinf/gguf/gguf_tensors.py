@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.gguf_names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names, of_layer, outer_names
 from moeinf.gguf.header import Gguf, GgufTensor
+from moeinf.gguf.placement import DenseSource, ExpertSource, Placement
 from moeinf.gguf.undo import (
     Columns,
     FillUp,
@@ -31,51 +31,7 @@ from moeinf.gguf.undo import (
     outcome,
 )
 from moeinf.gguf.unread_tensors import refuse_leftovers
-from moeinf.types import Format, TensorPlan, format_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DenseSource:
-    """Where a dense tensor comes from: mostly one tensor as it lies, else several and what `undone` makes of them."""
-
-    tensors: tuple[GgufTensor, ...]
-    shape: tuple[int, ...]  # that the plan wants, and `undo` ends in
-    undo: Undo = ()
-    scale: GgufTensor | None = None  # one f32 number that multiplies the whole tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertSource:
-    """Where one part of all experts of a layer lies: expert e begins e * stride_bytes behind the first."""
-
-    tensor: GgufTensor
-    format: Format
-    shape: tuple[int, ...]  # of the part of one expert
-    offset_bytes: int  # of expert 0, from the start of the file `tensor.file`
-    num_bytes: int  # of one expert
-    stride_bytes: int  # from one expert to the next
-    scale: GgufTensor | None = None  # an f32 number for each expert, which multiplies all of the part
-    others: tuple[GgufTensor, ...] = ()  # of the experts behind the first, where each has a tensor of its own
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Of every tensor of a plan."""
-
-    dense: Mapping[str, DenseSource]  # by the plan's names
-    experts: tuple[Mapping[str, ExpertSource], ...]  # of each MoE layer, by the plan's parts
-
-    def tensors(self) -> set[str]:
-        """The names of all that it is made of."""
-        found = set[str]()
-        for source in self.dense.values():
-            found.update(tensor.name for tensor in (*source.tensors, source.scale) if tensor)
-        for layer in self.experts:
-            found.update(
-                each.name for part in layer.values() for each in (part.tensor, part.scale, *part.others) if each
-            )
-        return found
-
+from moeinf.types import TensorPlan, format_bytes
 
 # Whose converter puts the two halves of each head between each other.
 _ROTATED = {
@@ -95,10 +51,13 @@ _PLUS_ONE = {
 
 
 def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
-    """Raises CheckpointError for a tensor that is missing, is not of the shape that the config says, or is left."""
+    """Raises CheckpointError for a tensor that is missing, is not of the shape that the config says, or is left.
+
+    What an adapter has changed (`gguf.merged`) comes from there instead.
+    """
     found = Placement(_Dense(gguf, plan).places(), _experts(gguf, plan))
     refuse_leftovers(gguf, found.tensors())
-    return found
+    return found.with_merged(gguf.merged) if gguf.merged else found
 
 
 def _find(gguf: Gguf, names: list[str]) -> GgufTensor:

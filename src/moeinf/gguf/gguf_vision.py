@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.gguf_tensors import DenseSource
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
+from moeinf.gguf.placement import DenseSource
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
 from moeinf.gguf.sights.moonvit_sight import MOONVIT
 from moeinf.gguf.sights.pooling_sight import POOLING

@@ -11,7 +11,7 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moeinf.errors import CheckpointError
@@ -76,6 +76,7 @@ class Gguf:
     metadata: Mapping[str, Value]
     tensors: Mapping[str, GgufTensor]
     mmproj: Gguf | None = None  # its vision tower
+    merged: Mapping[str, GgufTensor] = field(default_factory=dict)  # what an adapter has changed: see Placement
 
     @property
     def where(self) -> str:

@@ -11,8 +11,7 @@ from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.gguf.local import FilePull
-from moeinf.pull.lora.adapter import Adapter
-from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter
+from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter, opened_adapter
 from moeinf.pull.lora.merged_source import MergedSource
 from moeinf.pull.origins import Origin, continues, resolve, stored_model
 from moeinf.pull.source import FolderSource, Source
@@ -152,10 +151,7 @@ def _of_the_hub(task: PullTask) -> Steps:
 
 def _merged(task: PullTask, source: Source) -> Source:
     """With the adapter that was asked for, or that the model had before."""
-    adapter = task.origin.adapter
-    if adapter is None:
-        return source
-    return MergedSource(source, Adapter(open_adapter(adapter, task.options.token, task.progress)), task.progress)
+    return source if task.origin.adapter is None else MergedSource(source, opened_adapter(task), task.progress)
 
 
 _KINDS: Mapping[SourceKind, Callable[[PullTask], Steps]] = {

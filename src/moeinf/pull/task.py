@@ -20,8 +20,6 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "quant": "--quant: a GGUF file is used as it is; leave it out, choose a file of another quantisation, or pull the "
     "original checkpoint",
     "repack": "--repack is for GGUF files; {source!r} is a checkpoint, which is converted in any case",
-    "lora": "--lora: an adapter is merged into the weights of a checkpoint; a GGUF file is used as it is, so pull the "
-    "original checkpoint",
     "mmproj": "--mmproj is for GGUF files; {source!r} is a checkpoint, which has its vision tower itself",
 }
 
@@ -51,12 +49,7 @@ class PullTask:
     def require(self, *taken: str) -> None:
         """Raises UsageError for an option that was given, and is not among those that a pull takes."""
         options = self.options
-        given = {
-            "quant": self.wanted is not None,
-            "repack": options.repack,
-            "lora": self.origin.adapter is not None,
-            "mmproj": options.mmproj is not None,
-        }
+        given = {"quant": self.wanted is not None, "repack": options.repack, "mmproj": options.mmproj is not None}
         for option, words in _REFUSALS.items():
             if given[option] and option not in taken:
                 raise UsageError(words.format(source=written(self.origin.source)[:100]))

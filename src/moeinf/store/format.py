@@ -29,6 +29,7 @@ from moeinf.types import (
 
 DENSE_FILE = "dense.safetensors"
 AHEAD_FILE = "ahead.safetensors"  # layers that predict further tokens, as published; no run reads it
+MERGED_FILE = "merged.safetensors"  # of a model in place, what an adapter has changed
 VISION_FILE = "vision.safetensors"  # the tower that sees pictures, as it was published
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _MAX_RANK = 8

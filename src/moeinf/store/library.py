@@ -85,7 +85,7 @@ class StoredModel:
         outside = 0
         with suppress(StoreError):
             in_place = self.manifest.in_place
-            outside = in_place.num_bytes if in_place is not None and in_place.folder else 0
+            outside = in_place.outside_bytes if in_place is not None else 0
         with errors_named(self.path):
             own = sum(entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file(follow_symlinks=False))
         return own + outside

@@ -33,7 +33,7 @@ from moeinf.types import (
 MANIFEST_FILE = "manifest.json"
 # 1 knew no quantised formats, 2 neither layouts that differ by layer nor files of other programs, 3 neither numbers of
 # experts that do nor scales beside blocks, 4 no layers that predict further tokens, 5 no towers that see.
-VERSION = 7
+VERSION = 8
 ID_DIGITS = 12
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _GGUF_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
@@ -177,6 +177,8 @@ class Manifest:
     @property
     def _version(self) -> int:
         """The first one that knows of all that is there, so that ids of models stay what they were."""
+        if self.in_place and self.in_place.merged:
+            return 8
         if self.in_place and self.in_place.vision:
             return 7
         if self.vision or self.ahead:

@@ -23,8 +23,9 @@ from moeinf.gguf.configs.latent_config import LATENT
 from moeinf.gguf.configs.plain import ARCHITECTURES
 from moeinf.gguf.configs.qwen import QWEN
 from moeinf.gguf.configs.windows import WINDOWED
-from moeinf.gguf.gguf_tensors import Placement, places_of
+from moeinf.gguf.gguf_tensors import places_of
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor, Value, read_gguf
+from moeinf.gguf.placement import Placement
 from moeinf.gguf.undo import Columns, Kind, Stored, outcome, parse_undo, undo_json, undone
 from moeinf.models.family import family_of
 from moeinf.types import ByteArray, TensorPlan

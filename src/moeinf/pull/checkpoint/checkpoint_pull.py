@@ -36,7 +36,7 @@ _GENERATION = "generation_config.json"
 class CheckpointPull:
     """Converts a checkpoint; an interrupted one goes on where it stopped."""
 
-    TAKES: Final = ("quant", "lora")
+    TAKES: Final = ("quant",)
 
     def __init__(self, task: PullTask, source: Source) -> None:
         task.require(*self.TAKES)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.config import config_of
-from moeinf.gguf.gguf_tensors import DenseSource, ExpertSource, Placement, places_of
+from moeinf.gguf.gguf_tensors import places_of
 from moeinf.gguf.gguf_tokenizer import tokenizer_files
 from moeinf.gguf.gguf_vision import processor_file, tower_places
 from moeinf.gguf.header import Gguf, GgufFile, GgufTensor
 from moeinf.gguf.metadata import numbers_of
+from moeinf.gguf.placement import DenseSource, ExpertSource, Placement
 from moeinf.gguf.undo import Kind, outcome, undo_json
 from moeinf.gguf.unread_tensors import left_out
 from moeinf.models.family import AnyFamily, family_of
@@ -29,13 +31,23 @@ from moeinf.store.files import errors_named, make_folders, publish, sync_folder
 from moeinf.store.format import BlockTensor, is_quantised
 from moeinf.store.library import SOURCE_RECORD_FILE, Library, StoredModel
 from moeinf.store.manifest import MANIFEST_FILE, FileEntry, Manifest, ModelSource, StoredFormats, model_id, slot_layout
-from moeinf.store.placed.places import DensePlace, InPlace, PartPlace, PlacedFile, TensorPlace, placed_layout
+from moeinf.store.placed.places import (
+    OWN_FOLDER,
+    DensePlace,
+    InPlace,
+    PartPlace,
+    PlacedFile,
+    TensorPlace,
+    placed_layout,
+)
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.text.templates.file import TEMPLATE_FILE
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, JsonObject, MoeShape, TensorPlan, TensorSpec, format_bytes
+
+NO_SUMS: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +102,13 @@ def make_index(
     source: ModelSource,
     folder: str,
     note: Callable[[str], None],
-    sha256: Sequence[str] = (),
+    sha256: Mapping[str, str] = NO_SUMS,
     config: JsonObject | None = None,
+    told: Sequence[str] = (),
 ) -> Index:
-    """folder: in which the files lie, "" where that will be the model's own. sha256: of each file, where it is known.
-    config: where the metadata do not say it.
+    """folder: in which the files lie, "" where that will be the model's own; the file of merged tensors is there in any
+    case. sha256: of files, by their names, where it is known. config: where the metadata do not say it. told: lines
+    that the model keeps.
 
     note: is given a line for each thing in the file that the user may take otherwise. Raises CheckpointError,
     UnsupportedModelError, OSError.
@@ -107,13 +121,14 @@ def make_index(
             file.num_bytes,
             file.header_bytes,
             header_digest(file.path, file.header_bytes),
-            sha256[number] if sha256 else "",
-            "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent),
+            sha256.get(file.path.name, ""),
+            _other_folder(file, gguf, folder),
             samples_digest(file.path, file.num_bytes, file.header_bytes),
         )
-        for number, file in enumerate(all_files(gguf))
+        for file in all_files(gguf)
     ]
     manifest = _manifest_of(gguf, config, source, folder, files)
+    manifest = replace(manifest, formats=replace(manifest.formats, fallbacks=tuple(told)))
     manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
     small_files = {"config.json": _json(config), **tokenizer_files(gguf, note)}
     small_files |= processor_file(gguf) if gguf.mmproj else {}
@@ -121,6 +136,13 @@ def make_index(
     for line in (*beyond_the_embedding(num_ids, manifest.info.vocab_size), *left_out(gguf)):
         note(line)
     return Index(manifest, small_files)
+
+
+def _other_folder(file: GgufFile, gguf: Gguf, folder: str) -> str:
+    """Where a file lies, if not in the folder of the others."""
+    if gguf.merged and file == gguf.files[-1]:
+        return OWN_FOLDER if folder else ""
+    return "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent)
 
 
 def headers_of(gguf: Gguf, source: ModelSource) -> Headers:
@@ -146,7 +168,7 @@ def _manifest_of(
     layers, experts = _layers(plan.moe, plan.parts, placement)
     return Manifest(
         source,
-        family.info(_dtype(gguf, placement)),
+        family.info(_dtype(replace(gguf, merged={}), plan)),
         plan.moe,
         slot_layout(layers),
         (),
@@ -249,10 +271,10 @@ def _dense_formats(placement: Placement) -> dict[str, BlockTensor]:
     return found
 
 
-def _dtype(gguf: Gguf, placement: Placement) -> DType:
+def _dtype(gguf: Gguf, plan: TensorPlan) -> DType:
     """Of keys, values and activations: the type of most dense bytes, bf16 where these are quantised."""
     used: Counter[str] = Counter()
-    for source in placement.dense.values():
+    for source in places_of(gguf, plan).dense.values():
         for tensor in source.tensors:
             used[tensor.format] += format_bytes(tensor.format, tensor.shape)
     most = used.most_common(1)[0][0]

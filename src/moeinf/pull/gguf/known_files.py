@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from moeinf.errors import CheckpointError, StoreError
+from moeinf.store.format import MERGED_FILE
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.names import name_from
@@ -26,7 +27,7 @@ def known_model(path: Path, library: Library) -> StoredModel | None:
     for model in library.list():
         with suppress(StoreError):
             in_place, source = model.manifest.in_place, model.manifest.source
-            if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
+            if source.kind != "file" or in_place is None or path not in in_place.paths(model.path) or in_place.merged:
                 continue
             changed = changed_file(in_place, model.path, samples=is_unchecked(model))
             if path != in_place.tower_path(model.path) and not changed:
@@ -50,9 +51,9 @@ def refuse_mixture(path: Path, library: Library) -> None:
             in_place, source = model.manifest.in_place, model.manifest.source
             if source.kind != "file" or in_place is None or path not in in_place.paths(model.path):
                 continue
-            tower = in_place.tower_path(model.path)
+            tower, own = in_place.tower_path(model.path), model.path / MERGED_FILE
             parts = zip(in_place.paths(model.path), file_faults(in_place, model.path, samples=True), strict=True)
-            faults = [fault for part, fault in parts if part != tower and part.exists()]
+            faults = [fault for part, fault in parts if part not in (tower, own) and part.exists()]
             changed = [fault for fault in faults if fault]
             if changed and len(changed) < len(faults):
                 raise CheckpointError(

@@ -15,16 +15,17 @@ from moeinf.pull.checkpoint.seal import write_small_file
 from moeinf.pull.gguf.hub_sums import checksums_of
 from moeinf.pull.gguf.index import Index, all_files, check_runs, discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.known_files import forget_stale, free_name, given_template, known_model, refuse_mixture
+from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
+from moeinf.pull.lora.adapter_origin import opened_adapter
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named
 from moeinf.store.library import SOURCE_RECORD_FILE, StoredModel
 from moeinf.store.manifest import ModelSource
-from moeinf.store.placed.verify_placed import changed_file
+from moeinf.store.placed.verify_placed import changed_file, is_unchecked
 from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
-from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify
 from moeinf.text.quantities import shortage_text
 
@@ -37,7 +38,8 @@ class FilePull:
     def __init__(self, task: PullTask) -> None:
         task.require(*self.TAKES)
         self._task, self._path = task, Path(task.origin.source.location)
-        self._name = None if task.options.name is None else task.name
+        self._adapter = None if task.origin.adapter is None else opened_adapter(task)
+        self._name = None if task.options.name is None and self._adapter is None else task.name
         self._library, self._progress, self._repacked = task.library, task.progress, task.repacked
 
     def plan(self) -> PullPlan:
@@ -45,11 +47,12 @@ class FilePull:
         check_runs(gguf)
         first, parts = gguf.files[0].path, all_files(gguf)
         source = ModelSource("file", _printable(first))
-        known = None if self._repacked else known_model(self._path, self._library)
+        known = self._known()
         done = self._made([file.path for file in parts]) is not None
         name = known.name if known is not None and self._name is None else self._target(first, source)
         files = tuple(PlannedFile(file.path.name, file.num_bytes, 0) for file in parts)
-        copied = sum(file.num_bytes for file in parts) if self._repacked and not done else 0
+        merged = 0 if self._adapter is None else MergedTensors(gguf, self._adapter).num_bytes
+        copied = 0 if done else merged + sum(file.num_bytes for file in parts) * self._repacked
         return PullPlan(name, source, files, copied, copied, free_bytes(self._library.home), done, ())
 
     def headers(self) -> Headers:
@@ -67,7 +70,7 @@ class FilePull:
         """
         self._check_space()
         checked = self._task.checked
-        known = None if self._repacked else known_model(self._path, self._library)
+        known = self._known()
         if known is not None:
             self._heed_damage(known)
             if not checked and self._sees_by_it(known):
@@ -76,7 +79,8 @@ class FilePull:
             refuse_mixture(self._path, self._library)
         self._progress.stage("reading the header")
         gguf = self._read()
-        made = self._made([file.path for file in all_files(gguf)]) if checked else None
+        by_fingerprint = checked or self._adapter is not None
+        made = self._made([file.path for file in all_files(gguf)]) if by_fingerprint else None
         if made is not None:
             self._progress.stage(f"{made.name} is up to date")
             return self._named(made)
@@ -90,14 +94,18 @@ class FilePull:
             finally:
                 discard(folder)
 
+    def _known(self) -> StoredModel | None:
+        """The model that was made of the file alone, where that is what is wanted."""
+        return None if self._repacked or self._adapter is not None else known_model(self._path, self._library)
+
     def _check_space(self) -> None:
-        if self._repacked and not self._task.options.force:
+        if (self._repacked or self._adapter is not None) and not self._task.options.force:
             plan = self.plan()
             if plan.needed_bytes > plan.free_bytes:
                 shortage = shortage_text(plan.needed_bytes, plan.free_bytes)
+                without = ", leave --repack out" if self._repacked else ""
                 raise DiskSpaceError(
-                    f"not enough disk space in {self._library.home}: {shortage}; free some, leave --repack out, or use "
-                    "--force"
+                    f"not enough disk space in {self._library.home}: {shortage}; free some{without}, or use --force"
                 )
 
     def _target(self, first: Path, source: ModelSource) -> str:
@@ -127,19 +135,21 @@ class FilePull:
         return self._read().mmproj is None
 
     def _made(self, paths: Sequence[Path]) -> StoredModel | None:
-        """A model with the checksums of all weights, made of these files as they are now."""
-        found = self._library.made_of(self._fingerprint(paths))
-        return next((model for model in found if model.name and (model.path / CHECKSUMS_FILE).is_file()), None)
+        """A model made of these files as they are now; with the checksums of all weights, where it is to have them."""
+        found = [model for model in self._library.made_of(self._fingerprint(paths)) if model.name]
+        return next((each for each in found if not (self._task.checked and is_unchecked(each))), None)
 
     def _fingerprint(self, paths: Sequence[Path]) -> str:
         """Of sizes, times and inodes, as reading the weights would take as long as checking them."""
         with errors_named(self._path, CheckpointError):
             found = [(str(path), path.stat()) for path in paths]
         state = [(path, info.st_size, info.st_mtime_ns, info.st_ino) for path, info in found]
-        return hashlib.sha256(json.dumps(state).encode()).hexdigest() + (":repacked" if self._repacked else "")
+        merged = f" with {self._adapter.files.fingerprint}" if self._adapter else ""
+        repacked = ":repacked" if self._repacked else ""
+        return hashlib.sha256(json.dumps(state).encode()).hexdigest() + merged + repacked
 
     def _record(self, name: str, source: ModelSource, paths: Sequence[Path]) -> dict[str, str]:
-        asked = json.dumps(PulledAs(name, source).to_json())
+        asked = json.dumps(PulledAs(name, source, adapter=self._task.origin.adapter).to_json())
         found = {"fingerprint": self._fingerprint(paths), "asked": asked, "requested": ""}
         return found | {"template": self._task.origin.template or given_template(self._path, self._library)}
 
@@ -167,18 +177,22 @@ class FilePull:
     def _make(self, gguf: Gguf, source: ModelSource, name: str, folder: Path) -> StoredModel:
         first = gguf.files[0].path
         record = self._record(name, source, [file.path for file in all_files(gguf)])
+        model, told = folder / "model", list[str]()
+        read = folder if self._repacked else model  # where the file of merged tensors is read
+        if self._adapter is not None:
+            gguf, told = merged_told(gguf, self._adapter, read, folder, name, self._progress)
         with errors_named(first, CheckpointError):
-            index = make_index(gguf, source, _printable(first.parent), self._progress.note)
+            index = make_index(gguf, source, _printable(first.parent), self._progress.note, told=told)
         index = index.with_template(record["template"])
         checksums = b""
         if self._repacked:
-            index, checksums = repack_told(index, folder, folder / "model", name, self._progress)
+            index, checksums = repack_told(index, read, model, name, self._progress)
         elif self._task.checked:
-            checksums = checksums_of(index.manifest, folder, name, self._progress)
+            checksums = checksums_of(index.manifest, read, name, self._progress)
         with errors_named(first, CheckpointError):
-            _require_unchanged(index, folder)
+            _require_unchanged(index, read)
         forget_stale(name, source, self._library)
-        return write_model(self._library, folder / "model", name, index, record, checksums)
+        return write_model(self._library, model, name, index, record, checksums)
 
     def _named(self, known: StoredModel) -> StoredModel:
         """The known model, under the name that was asked for."""

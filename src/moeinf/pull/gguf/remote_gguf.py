@@ -16,8 +16,10 @@ from moeinf.gguf.header import read_gguf
 from moeinf.pull.gguf.hub_files import HubFiles
 from moeinf.pull.gguf.hub_sums import checksums_of
 from moeinf.pull.gguf.index import discard, headers_of, make_index, write_model
+from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.hub.repository import HubRepository
+from moeinf.pull.lora.adapter_origin import opened_adapter
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
@@ -41,14 +43,16 @@ class HubFilePull:
         self._repository, self._repacked = repository, task.repacked
         self._files = HubFiles(repository, task.origin.source.file, task.options.mmproj, task.progress.note)
         asked = replace(repository.origin, revision=repository.requested, file=self._files.parts[0])
-        self._asked = PulledAs(task.name, asked)
+        self._asked = PulledAs(task.name, asked, adapter=task.origin.adapter)
+        self._adapter = None if task.origin.adapter is None else opened_adapter(task)
+        self._merged_bytes = 0 if self._adapter is None else MergedTensors(self._files.gguf, self._adapter).num_bytes
         self._folder = partial_folder(task.library.home, written(asked))
         self._library.check_origin(task.name, asked)
 
     def plan(self) -> PullPlan:
         repository, library = self._repository, self._library
         files = tuple(PlannedFile(part, repository.num_bytes(part), self._missing(part)) for part in self._files.all)
-        done, store_bytes = bool(self._made()), self._files.num_bytes
+        done, store_bytes = bool(self._made()), self._files.num_bytes + self._merged_bytes
         needed, free = 0 if done else self._needed_bytes, free_bytes(library.home)
         return PullPlan(self._name, self._files.source, files, store_bytes, needed, free, done, ())
 
@@ -76,13 +80,14 @@ class HubFilePull:
     @property
     def _fingerprint(self) -> str:
         """Of the model, as a store has it."""
-        return self._files.fingerprint + (":repacked" if self._repacked else "")
+        merged = f" with {self._adapter.files.fingerprint}" if self._adapter else ""
+        return self._files.fingerprint + merged + (":repacked" if self._repacked else "")
 
     @property
     def _needed_bytes(self) -> int:
         """Of free disk."""
         copied = self._files.num_bytes if self._repacked else 0
-        return sum(self._missing(part) for part in self._files.all) + copied
+        return sum(self._missing(part) for part in self._files.all) + copied + self._merged_bytes
 
     def _missing(self, part: str) -> int:
         return self._repository.missing_bytes(part, self._folder / "model")
@@ -107,9 +112,12 @@ class HubFilePull:
         gguf = read_gguf(model / self._files.parts[0].rpartition("/")[2])
         if self._files.tower:
             gguf = replace(gguf, mmproj=read_gguf(model / self._files.tower.rpartition("/")[2]))
+        told = list[str]()
+        if self._adapter is not None:
+            gguf, told = merged_told(gguf, self._adapter, model, self._folder, self._name, self._progress)
         with errors_named(model, CheckpointError):
-            sha256 = [self._repository.sha256(part) for part in self._files.all]
-            index = make_index(gguf, self._files.source, "", self._progress.note, sha256)
+            sha256 = {part.rpartition("/")[2]: self._repository.sha256(part) for part in self._files.all}
+            index = make_index(gguf, self._files.source, "", self._progress.note, sha256, told=told)
         made = model
         if self._repacked:
             made = self._folder / "repacked"

@@ -58,7 +58,7 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
     manifest, in_place = index.manifest, index.manifest.in_place
     assert in_place is not None
     make_folders(folder)
-    files = [_File(path) for path in in_place.paths(source)]
+    files = [WeightFile(path) for path in in_place.paths(source)]
     try:
         layers = _write_experts(manifest, in_place, files, folder, advance)
         formats = {place.name: _kind(place) for place in in_place.dense}
@@ -86,7 +86,9 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
     return Index(own, index.small_files), checksums
 
 
-class _File:
+class WeightFile:
+    """A file of which ranges are read. Raises CheckpointError."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with errors_named(path, CheckpointError):
@@ -103,7 +105,7 @@ class _File:
 
 
 def _write_experts(
-    manifest: Manifest, in_place: InPlace, files: Sequence[_File], folder: Path, advance: Advance
+    manifest: Manifest, in_place: InPlace, files: Sequence[WeightFile], folder: Path, advance: Advance
 ) -> list[ExpertLayout]:
     layers = []
     for layer, places in enumerate(in_place.experts):
@@ -125,7 +127,7 @@ def _write_experts(
 
 
 def _write_dense(
-    path: Path, dense: Sequence[DensePlace], formats: Formats, files: Sequence[_File], advance: Advance
+    path: Path, dense: Sequence[DensePlace], formats: Formats, files: Sequence[WeightFile], advance: Advance
 ) -> None:
     """Writes a file of tensors in these formats and shapes, from which its header follows again."""
     head, specs = dense_header(formats)
@@ -153,7 +155,7 @@ def _plain(kind: tuple[Format, tuple[int, ...]]) -> tuple[Format, tuple[int, ...
     return ("f32" if is_quantised(kind[0]) else kind[0]), kind[1]
 
 
-def _made(place: DensePlace, format: Format, files: Sequence[_File]) -> ByteArray:
+def _made(place: DensePlace, format: Format, files: Sequence[WeightFile]) -> ByteArray:
     given = [
         Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
         for each in place.sources

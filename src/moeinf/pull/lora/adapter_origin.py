@@ -7,8 +7,10 @@ from pathlib import Path
 
 from moeinf.errors import UsageError
 from moeinf.pull.events import PullProgress
+from moeinf.pull.lora.adapter import Adapter
 from moeinf.pull.lora.adapter_files import WEIGHTS_FILE, AdapterFiles, AdapterFolder
 from moeinf.pull.source import ADAPTER_CONFIG
+from moeinf.pull.task import PullTask
 from moeinf.store.manifest import ModelSource
 from moeinf.store.naming.names import address_source, repository_source, written
 
@@ -40,3 +42,9 @@ def open_adapter(source: ModelSource, token: str | None, progress: PullProgress)
 
     cached = cached_adapter(source)
     return AdapterFolder(cached, written(source)) if cached is not None else AdapterRepository(source, token, progress)
+
+
+def opened_adapter(task: PullTask) -> Adapter:
+    """The adapter that was asked for, or that the model had before. Raises as `open_adapter`, and as Adapter."""
+    assert task.origin.adapter is not None, "there is one"
+    return Adapter(open_adapter(task.origin.adapter, task.options.token, task.progress))

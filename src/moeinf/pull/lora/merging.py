@@ -79,7 +79,7 @@ def _replace(fd: int, path: Path, entry: TensorEntry, by: TensorEntry, weights: 
     data = weights.bytes_of(by)
     if by.dtype != entry.dtype:
         dtype = STORE_DTYPES[entry.dtype]
-        data = _stored(rounded(floats(data, STORE_DTYPES[by.dtype]), dtype), dtype)
+        data = stored_numbers(rounded(floats(data, STORE_DTYPES[by.dtype]), dtype), dtype)
     with errors_named(path):
         write_fully(fd, data, entry.offset_bytes, path)
 
@@ -110,7 +110,7 @@ def _update(fd: int, path: Path, entry: TensorEntry, update: Update, weights: We
                 "fetch the adapter and the checkpoint again, or take another adapter"
             )
         with errors_named(path):
-            write_fully(fd, _stored(kept, dtype), entry.offset_bytes + start * width, path)
+            write_fully(fd, stored_numbers(kept, dtype), entry.offset_bytes + start * width, path)
 
 
 def _pieces(view: View) -> Iterator[tuple[slice, View]]:
@@ -127,7 +127,7 @@ def _pieces(view: View) -> Iterator[tuple[slice, View]]:
         )
 
 
-def _stored(numbers: Float32Array, dtype: DType) -> memoryview:
+def stored_numbers(numbers: Float32Array, dtype: DType) -> memoryview:
     """The bytes of numbers that the type holds."""
     if dtype == "bf16":
         return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).data

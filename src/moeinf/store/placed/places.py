@@ -14,6 +14,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA256_OR_NONE = re.compile(r"([0-9a-f]{64})?")
 _RARE = ("folder", "samples_sha256")  # fields of a file that are left out where they are empty
 _PLAIN_NAME = re.compile(r"[^/\0]{1,255}")
+OWN_FOLDER = "."  # of a file that lies in the model's own folder, while others are elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class PlacedFile:
     header_bytes: int  # all before the first tensor
     header_sha256: str
     sha256: str = ""  # of all of it, where the Hub told
-    folder: str = ""  # absolute, where it is another than that of the other files
+    folder: str = ""  # absolute or OWN_FOLDER, where it is another than that of the other files
     samples_sha256: str = ""  # of some blocks of its weights; "" in older stores
 
 
@@ -77,16 +78,25 @@ class InPlace:
     vision: tuple[DensePlace, ...] = ()  # of the tower that sees pictures, all in the last file
 
     def paths(self, model_folder: Path) -> list[Path]:
-        folder = Path(self.folder) if self.folder else model_folder
-        return [Path(file.folder or folder) / file.file for file in self.files]
+        return [model_folder / (file.folder or self.folder) / file.file for file in self.files]
 
     def tower_path(self, model_folder: Path) -> Path | None:
         """The file of the tower, where there is one."""
         return self.paths(model_folder)[-1] if self.vision else None
 
     @property
+    def merged(self) -> bool:
+        """Whether some of the weights are the model's own, while the others lie elsewhere: it has an adapter."""
+        return any(file.folder == OWN_FOLDER for file in self.files)
+
+    @property
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the files that do not lie in the model's own folder."""
+        return sum(file.num_bytes for file in self.files if (file.folder or self.folder or OWN_FOLDER) != OWN_FOLDER)
 
     @property
     def dense_bytes(self) -> int:
@@ -172,7 +182,7 @@ def _parse_file(item: CheckedObject) -> PlacedFile:
         item.text("folder") if "folder" in item else "",
         item.text("samples_sha256", _SHA256) if "samples_sha256" in item else "",
     )
-    if file.folder and not Path(file.folder).is_absolute():
+    if file.folder not in ("", OWN_FOLDER) and not Path(file.folder).is_absolute():
         raise item.error("folder", f"is {file.folder[:100]!r}, which is no absolute path")
     if file.file in (".", "..") or file.header_bytes > file.num_bytes:
         raise item.error("file", "is no file with such a header")
