@@ -26,7 +26,9 @@ class PullOptions:
     quant_experts: str | None = option(None, "Store the experts in another format.", metavar="FORMAT")
     quant_dense: str | None = option(None, "Store the other weights in another format.", metavar="FORMAT")
     lora: str | None = option(
-        None, "Merge a LoRA adapter of PEFT into the weights: its folder, or org/repo[@revision].", metavar="ADAPTER"
+        None,
+        "Merge a LoRA adapter into the weights: its folder (PEFT) or GGUF file, or org/repo[@revision].",
+        metavar="ADAPTER",
     )
     revision: str | None = option(None, "Branch, tag or commit to fetch.", metavar="REV")
     token: str | None = option(None, "Access token for the Hub. [default: HF_TOKEN]", metavar="TOKEN")

@@ -56,6 +56,8 @@ def config_of(gguf: Gguf) -> JsonObject:
     metadata that are missing or damaged.
     """
     kind = gguf.metadata.get("general.type", "model")
+    if kind == "adapter":
+        raise UnsupportedModelError(f"{gguf.where} is an adapter: run its model with it, `--lora {gguf.where}`")
     if kind != "model":
         raise UnsupportedModelError(f"{gguf.where} is no model but of type {kind!r:.50}; name the model's own file")
     m = Metadata(gguf)

@@ -49,6 +49,7 @@ _OF_GEMMA = (
     (r"layer_scalar", ("layer_output_scale.weight",)),
 )
 _OF_INDEXERS = (
+    (r"self_attn\.indexer\.index_qk_proj\.weight", ("indexer.q_proj.weight", "indexer.k_proj.weight")),
     (r"self_attn\.indexer\.wk\.weight", ("indexer.attn_k.weight",)),
     (r"self_attn\.indexer\.wq_b\.weight", ("indexer.attn_q_b.weight",)),
     (r"self_attn\.indexer\.weights_proj\.weight", ("indexer.proj.weight",)),
@@ -182,6 +183,7 @@ _OF_LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *_OF_DBRX,
     *_OF_DEEPSEEK_4,
 )
+_BEHIND = r"post_attention_layernorm\.(weight|bias)"
 # What files call the norm that stands before a block of experts; elsewhere that is ffn_norm.
 _BEHIND_ATTENTION = {"arctic": "ffn_norm_exps"} | dict.fromkeys(
     ("afmoe", "gemma2", "gemma3", "gemma4", "glm4moe", "gpt-oss", "olmo2", "qwen35moe", "qwen3next"),
@@ -197,6 +199,14 @@ def of_layer(name: str) -> tuple[int, str] | None:
     return (int(found[1]), found[2]) if found else None
 
 
+def is_named(name: str) -> bool:
+    """Whether files of some architecture have a name for a tensor of a plan."""
+    layer = of_layer(name)
+    if layer is None:
+        return re.sub(f"^{_PREFIX}", "", name) in _OUTER
+    return any(re.fullmatch(pattern, layer[1]) for pattern, _ in (*_OF_LAYERS, (_BEHIND, ())))
+
+
 def outer_names(name: str) -> list[str]:
     """What a file may call a tensor outside of layers."""
     return list(_OUTER[re.sub(f"^{_PREFIX}", "", name)])
@@ -204,7 +214,7 @@ def outer_names(name: str) -> list[str]:
 
 def layer_names(layer: int, rest: str, architecture: str) -> list[str]:
     """What a file of an architecture may call a tensor of a layer, which the plan calls `rest` there."""
-    found = re.fullmatch(r"post_attention_layernorm\.(weight|bias)", rest)
+    found = re.fullmatch(_BEHIND, rest)
     if found is not None:
         return [f"blk.{layer}.{_BEHIND_ATTENTION.get(architecture, 'ffn_norm')}.{found[1]}"]
     for pattern, templates in _OF_LAYERS:

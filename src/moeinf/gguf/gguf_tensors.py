@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.gguf.gguf_names import ATTENTION, MAMBA, ROUTING_BIASES, layer_names, of_layer, outer_names
+from moeinf.gguf.gguf_names import ATTENTION, MAMBA, ROUTING_BIASES, is_named, layer_names, of_layer, outer_names
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.placement import DenseSource, ExpertSource, Placement
 from moeinf.gguf.undo import (
@@ -60,6 +61,21 @@ def places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
     return found.with_merged(gguf.merged) if gguf.merged else found
 
 
+def some_places_of(gguf: Gguf, plan: TensorPlan) -> Placement:
+    """As `places_of`, of a file with some of the tensors: those that are missing or do not fit are left out."""
+    dense, layers = _Dense(gguf, plan), _decoder_layers(plan)
+    found = dict[str, DenseSource]()
+    for name in filter(is_named, plan.dense):
+        with suppress(CheckpointError, UnsupportedModelError):
+            found[name] = dense.place(name)
+    experts = tuple[dict[str, ExpertSource], ...]({} for _ in range(plan.moe.num_layers))
+    for layer, parts in enumerate(experts):
+        for part in plan.parts:
+            with suppress(CheckpointError, UnsupportedModelError):
+                parts[part] = _expert(gguf, plan, layers[layer], layer, part)
+    return Placement(found, experts)
+
+
 def _find(gguf: Gguf, names: list[str]) -> GgufTensor:
     for name in names:
         if name in gguf.tensors:
@@ -85,22 +101,26 @@ def _scale(gguf: Gguf, tensor: GgufTensor, count: int) -> GgufTensor | None:
 
 
 def _experts(gguf: Gguf, plan: TensorPlan) -> tuple[Mapping[str, ExpertSource], ...]:
-    numbers: dict[int, int] = {}  # of MoE layers: the decoder layer
+    layers = _decoder_layers(plan)
+    return tuple(
+        {part: _expert(gguf, plan, layers[layer], layer, part) for part in plan.parts}
+        for layer in range(plan.moe.num_layers)
+    )
+
+
+def _decoder_layers(plan: TensorPlan) -> dict[int, int]:
+    """By the number of a MoE layer: that of the decoder layer."""
+    numbers: dict[int, int] = {}
     for name, (_, pieces) in plan.experts[0].items():
         found = of_layer(name)
         assert found is not None, f"{name} is of no layer"
         for piece in pieces:
             numbers[piece.layer] = found[0]
-    return tuple(
-        {
-            part: _expert(gguf, numbers[layer], part, shape, plan.moe.experts_of(layer), gated="gate" in plan.parts)
-            for part, shape in plan.parts.items()
-        }
-        for layer in range(plan.moe.num_layers)
-    )
+    return numbers
 
 
-def _expert(gguf: Gguf, layer: int, part: str, shape: tuple[int, ...], experts: int, *, gated: bool) -> ExpertSource:
+def _expert(gguf: Gguf, plan: TensorPlan, layer: int, moe_layer: int, part: str) -> ExpertSource:
+    shape, experts, gated = plan.parts[part], plan.moe.experts_of(moe_layer), "gate" in plan.parts
     which, biased = part.removesuffix("_bias"), part.endswith("_bias")
     end = "bias" if biased else "weight"
     alone = experts == 1 and f"blk.{layer}.ffn_down.weight" in gguf.tensors  # the MLP of a dense layer
@@ -154,10 +174,10 @@ class _Dense:
         self._architecture = architecture if isinstance(architecture, str) else ""
 
     def places(self) -> dict[str, DenseSource]:
-        return {name: self._place(name, shape) for name, shape in self._plan.dense.items()}
+        return {name: self.place(name) for name in self._plan.dense}
 
-    def _place(self, name: str, shape: tuple[int, ...]) -> DenseSource:
-        layer = of_layer(name)
+    def place(self, name: str) -> DenseSource:
+        layer, shape = of_layer(name), self._plan.dense[name]
         if layer is None:
             undo = _of_score(name, shape) or self._norm(name)
             return self._checked(name, (_find(self._gguf, outer_names(name)),), shape, undo)

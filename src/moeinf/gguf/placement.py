@@ -9,6 +9,8 @@ from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.undo import Undo
 from moeinf.types import Format, format_bytes
 
+_SCALED: Format = "nvfp4"  # whose blocks alone are not the weights
+
 
 @dataclass(frozen=True, slots=True)
 class DenseSource:
@@ -18,6 +20,15 @@ class DenseSource:
     shape: tuple[int, ...]  # that the plan wants, and `undo` ends in
     undo: Undo = ()
     scale: GgufTensor | None = None  # one f32 number that multiplies the whole tensor
+
+    @property
+    def own_scale(self) -> GgufTensor | None:
+        """The scale where it belongs to the weights: these are the products with it."""
+        return self.scale if self.tensors[0].format == _SCALED else None
+
+    def moved_to(self, tensor: GgufTensor) -> DenseSource:
+        """As the plan has it in another tensor, with that scale in it."""
+        return DenseSource((tensor,), self.shape, (), None if self.own_scale else self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,17 @@ class ExpertSource:
     stride_bytes: int  # from one expert to the next
     scale: GgufTensor | None = None  # an f32 number for each expert, which multiplies all of the part
     others: tuple[GgufTensor, ...] = ()  # of the experts behind the first, where each has a tensor of its own
+
+    @property
+    def own_scale(self) -> GgufTensor | None:
+        """The scales where they belong to the weights."""
+        return self.scale if self.format == _SCALED else None
+
+    def moved_to(self, tensor: GgufTensor) -> ExpertSource:
+        """As they lie in a tensor [experts, ..] one behind the other, with those scales in them."""
+        num_bytes = format_bytes(tensor.format, self.shape)
+        scale = None if self.own_scale else self.scale
+        return ExpertSource(tensor, tensor.format, self.shape, tensor.offset_bytes, num_bytes, num_bytes, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +77,14 @@ class Placement:
     def with_merged(self, merged: Mapping[str, GgufTensor]) -> Placement:
         """With tensors of another file, which lie there as the plan has them, in place of those of the same names.
 
-        A part of all experts of a layer is called as `stack_name` says.
+        A part of all experts of a layer is called as `stack_name` says. Scales that are the weights' own are in them.
         """
-        dense = {name: _whole(merged[name]) if name in merged else source for name, source in self.dense.items()}
+        dense = {
+            name: source.moved_to(merged[name]) if name in merged else source for name, source in self.dense.items()
+        }
         experts = tuple(
             {
-                part: _stack(merged[name]) if (name := stack_name(layer, part)) in merged else source
+                part: source.moved_to(merged[name]) if (name := stack_name(layer, part)) in merged else source
                 for part, source in parts.items()
             }
             for layer, parts in enumerate(self.experts)
@@ -71,13 +95,3 @@ class Placement:
 def stack_name(layer: int, part: str) -> str:
     """What a part of all experts of a MoE layer is called in a file of its own."""
     return f"experts/{layer}/{part}"
-
-
-def _whole(tensor: GgufTensor) -> DenseSource:
-    return DenseSource((tensor,), tensor.shape)
-
-
-def _stack(tensor: GgufTensor) -> ExpertSource:
-    shape = tensor.shape[1:]
-    num_bytes = format_bytes(tensor.format, shape)
-    return ExpertSource(tensor, tensor.format, shape, tensor.offset_bytes, num_bytes, num_bytes)

@@ -69,9 +69,14 @@ class Origin:
         word, tag = parse_name(name or self.name)
         revision = revision_tag(self.source.revision)
         parts = [revision] if name is None and revision and f"{tag}-".startswith(f"{revision}-") else []
-        parts += [name_from(self.adapter.location)[:_ADAPTER_CHARS]] if self.adapter and name is None else []
+        parts += [_adapter_name(self.adapter)] if self.adapter and name is None else []
         parts += [] if wanted == KEEP else [wanted.tag]
         return f"{word}:{'-'.join(parts)}" if parts else word
+
+
+def _adapter_name(adapter: ModelSource) -> str:
+    """Of a file without its ending."""
+    return name_from(adapter.location).removesuffix(".gguf")[:_ADAPTER_CHARS]
 
 
 def resolve(reference: str, library: Library, revision: str | None = None) -> Origin:

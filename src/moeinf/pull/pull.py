@@ -11,7 +11,7 @@ from moeinf.pull.checkpoint.checkpoint_pull import CheckpointPull
 from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.events import PullProgress, SilentProgress
 from moeinf.pull.gguf.local import FilePull
-from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter, opened_adapter
+from moeinf.pull.lora.adapter_origin import adapter_source, open_adapter
 from moeinf.pull.lora.merged_source import MergedSource
 from moeinf.pull.origins import Origin, continues, resolve, stored_model
 from moeinf.pull.source import FolderSource, Source
@@ -88,7 +88,7 @@ def ensure(
     adapter = None if options.lora is None else adapter_source(options.lora)
     with errors_named(home):
         stored = stored_model(reference, library, wanted, adapter)
-        if stored is not None and adapter is not None and adapter.kind == "folder":
+        if stored is not None and adapter is not None and adapter.kind in ("folder", "file"):
             state = open_adapter(adapter, options.token, progress or SilentProgress()).fingerprint
             stored = stored if f" with {state}" in stored.source_record().get("fingerprint", "") else None
         begun = stored is None and adapter is None and continues(reference, library, wanted)
@@ -151,7 +151,8 @@ def _of_the_hub(task: PullTask) -> Steps:
 
 def _merged(task: PullTask, source: Source) -> Source:
     """With the adapter that was asked for, or that the model had before."""
-    return source if task.origin.adapter is None else MergedSource(source, opened_adapter(task), task.progress)
+    opened = task.opened_adapter()
+    return source if opened is None else MergedSource(source, opened, task.progress)
 
 
 _KINDS: Mapping[SourceKind, Callable[[PullTask], Steps]] = {

@@ -10,6 +10,7 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UsageError
 from moeinf.pull.checkpoint.convert import PORTIONS, Portions
 from moeinf.pull.events import PullProgress
+from moeinf.pull.lora.adapter_origin import OpenAdapter, open_adapter
 from moeinf.pull.origins import Origin
 from moeinf.store.library import Library
 from moeinf.store.naming.names import written
@@ -45,6 +46,11 @@ class PullTask:
     def repacked(self) -> bool:
         """Whether GGUF files are copied into files of the store's own."""
         return self.options.repack or self.origin.repacked
+
+    def opened_adapter(self) -> OpenAdapter | None:
+        """The adapter that was asked for, or that the model had before. Raises as `open_adapter`."""
+        adapter = self.origin.adapter
+        return None if adapter is None else open_adapter(adapter, self.options.token, self.progress)
 
     def require(self, *taken: str) -> None:
         """Raises UsageError for an option that was given, and is not among those that a pull takes."""

@@ -24,6 +24,7 @@ from moeinf.store.manifest import model_id, parse
 from moeinf.store.placed.scales import NO_SCALES
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
+from tests.support.adapters import write_gguf_adapter
 from tests.support.blocks import even_blocks
 from tests.support.checkpoints import random_tensors
 from tests.support.gguf_files import Floats, converted, write_gguf
@@ -180,3 +181,22 @@ def test_on_a_gpu_other_types_with_scales_are_widened_and_a_line_says_so(kind: s
     wanted = logits(stored)[-2:]
     assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
     assert any(f"{kind.lower()} with scales" in notice for notice in notices) == (kind in ("BF16", "Q4_0"))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_matrices_that_an_adapter_changes_have_their_scales_in_them(fused: bool, tmp_path: Path) -> None:
+    """One that adds nothing leaves the numbers, which bf16 holds."""
+    weights = Weights(fused=fused)
+    file, zeros = weights.write(tmp_path / "model.gguf", scaled=True), np.zeros
+    width = weights.config["hidden_size"]
+    pairs = {
+        "blk.0.attn_q.weight": (zeros((2, width)), zeros((weights.config["num_attention_heads"] * 32, 2))),
+        "blk.1.ffn_down_exps.weight": (zeros((EXPERTS, 2, 64)), zeros((EXPERTS, width, 2))),
+    }
+    lora = PullOptions(lora=str(write_gguf_adapter(tmp_path / "lora.gguf", "qwen3moe", pairs)))
+    stored = ensure(str(file), lora, home=tmp_path / "home")
+    scales = stored.manifest.scales
+    assert "down" not in scales.experts[1] and "down" in scales.experts[0]
+    assert "model.layers.0.self_attn.q_proj.weight" not in scales.dense and scales.dense
+    wanted = logits(ensure(str(file), home=tmp_path / "home"))
+    np.testing.assert_allclose(logits(stored), wanted, rtol=0.02, atol=0.02 * np.abs(wanted).max())

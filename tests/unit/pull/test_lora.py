@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -16,7 +17,7 @@ from moeinf.pull.checkpoint.convert import Portions
 from moeinf.pull.events import SilentProgress
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.store.library import Library, StoredModel
-from tests.support.adapters import PREFIX, Q, factors, write_adapter
+from tests.support.adapters import PREFIX, Q, factors, write_adapter, write_gguf_adapter
 from tests.support.checkpoints import CONFIG, content, random_tensors, write_checkpoint
 from tests.support.hub_server import REPO, point_client_at, serving
 
@@ -147,6 +148,44 @@ def test_adapters_of_the_hub(checkpoint: Path, tmp_path: Path, monkeypatch: pyte
             pull(lora, home=tmp_path / "home")
 
 
+def test_gguf_adapters_of_the_hub(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (factor.numpy() for factor in factors(Q).values())
+    (tmp_path / "files").mkdir()
+    write_gguf_adapter(tmp_path / "files" / "tuned-f16.gguf", "qwen3moe", {"blk.0.attn_q.weight": (a, b)}, alpha=4.0)
+    with serving(checkpoint) as served:
+        point_client_at(served.endpoint, tmp_path, monkeypatch)
+        served.branches["gguf"] = ("d" * 40, tmp_path / "files")
+        for number, lora in enumerate((f"{REPO}@gguf", f"{REPO}:tuned-f16.gguf@gguf", f"{REPO}:f16@gguf")):
+            stored = pull(REPO, PullOptions(lora=lora, name=f"tuned{number}"), home=tmp_path / "home")
+            assert torch.equal(dense(stored, Q), merged())
+
+
+def test_an_adapter_is_not_run_as_a_model(tmp_path: Path, home: Path) -> None:
+    a, b = (factor.numpy() for factor in factors(Q).values())
+    path = write_gguf_adapter(tmp_path / "a.gguf", "qwen3moe", {"blk.0.attn_q.weight": (a, b)})
+    with pytest.raises(UnsupportedModelError, match=r"is an adapter: run its model with it, `--lora .*a\.gguf`"):
+        pull(str(path), home=home)
+
+
+PAIR = {"blk.0.attn_q.weight": (np.ones((2, 64), np.float32), np.ones((64, 2), np.float32))}
+OF_FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "another layer": ("qwen3moe", {"blk.9.attn_q.weight": PAIR["blk.0.attn_q.weight"]}, {}, "'blk.9.attn_q.weight'"),
+    "another width": ("qwen3moe", {"blk.0.attn_q.weight": (np.ones((2, 48)), np.ones((64, 2)))}, {}, "attn_q"),
+    "no product": ("qwen3moe", {"blk.0.attn_q.weight": (np.ones((2, 64)), np.ones((64, 3)))}, {}, "have no product"),
+    "of some tokens": ("qwen3moe", {}, {"adapter__alora__invocation_tokens": [3, 4]}, "aLoRA"),
+    "a model": ("qwen3moe", {}, {"general__type": "model"}, "is no LoRA adapter"),
+}
+
+
+@pytest.mark.parametrize("case", OF_FILES)
+def test_what_is_no_adapter_of_the_model_is_refused(case: str, checkpoint: Path, home: Path, tmp_path: Path) -> None:
+    architecture, pairs, fields, words = OF_FILES[case]
+    path = write_gguf_adapter(tmp_path / "a.gguf", architecture, pairs or PAIR, **fields)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        pull(str(checkpoint), PullOptions(lora=str(path)), home=home)
+    assert Library(home).list() == []
+
+
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
     "another type": ({"peft_type": "LOHA"}, None, "is an adapter of type LOHA, which moeinf does not merge"),
     "tokens": ({"trainable_token_indices": [1]}, None, "trainable_token_indices"),
@@ -215,7 +254,7 @@ def test_folders_that_are_no_adapter(files: list[str], checkpoint: Path, home: P
         pull(str(checkpoint), PullOptions(lora=str(tmp_path / "a")), home=home)
 
 
-@pytest.mark.parametrize("lora", ["", "x", "nowhere/", "a.gguf", "org/repo:Q4_K_M", "a\0b"])
+@pytest.mark.parametrize("lora", ["", "x", "nowhere/", "a.gguf", "a\0b"])
 def test_what_names_no_adapter(lora: str, checkpoint: Path, home: Path) -> None:
     with pytest.raises(UsageError, match="--lora"):
         pull(str(checkpoint), PullOptions(lora=lora), home=home)

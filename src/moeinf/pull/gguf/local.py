@@ -18,7 +18,6 @@ from moeinf.pull.gguf.known_files import forget_stale, free_name, given_template
 from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
-from moeinf.pull.lora.adapter_origin import opened_adapter
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named
@@ -38,7 +37,7 @@ class FilePull:
     def __init__(self, task: PullTask) -> None:
         task.require(*self.TAKES)
         self._task, self._path = task, Path(task.origin.source.location)
-        self._adapter = None if task.origin.adapter is None else opened_adapter(task)
+        self._adapter = task.opened_adapter()
         self._name = None if task.options.name is None and self._adapter is None else task.name
         self._library, self._progress, self._repacked = task.library, task.progress, task.repacked
 
@@ -144,7 +143,7 @@ class FilePull:
         with errors_named(self._path, CheckpointError):
             found = [(str(path), path.stat()) for path in paths]
         state = [(path, info.st_size, info.st_mtime_ns, info.st_ino) for path, info in found]
-        merged = f" with {self._adapter.files.fingerprint}" if self._adapter else ""
+        merged = f" with {self._adapter.fingerprint}" if self._adapter else ""
         repacked = ":repacked" if self._repacked else ""
         return hashlib.sha256(json.dumps(state).encode()).hexdigest() + merged + repacked
 

@@ -23,8 +23,8 @@ from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.declared import Declared
 from moeinf.pull.events import PullProgress
-from moeinf.pull.gguf.repack import WeightFile
-from moeinf.pull.lora.adapter import Adapter
+from moeinf.pull.gguf.weight_file import WeightFile
+from moeinf.pull.lora.adapter_origin import OpenAdapter, adapter_for
 from moeinf.pull.lora.expert_layouts import with_own_layouts
 from moeinf.pull.lora.merging import Weights, merge, stored_numbers
 from moeinf.pull.lora.placed import placed
@@ -43,10 +43,11 @@ Advance = Callable[[int], None]
 class MergedTensors:
     """What one adapter changes in one GGUF model, none of which is read yet."""
 
-    def __init__(self, gguf: Gguf, adapter: Adapter) -> None:
-        """Raises UnsupportedModelError for what the model has no place for, and as `places_of`."""
-        self._gguf, self._adapter = gguf, adapter
-        plan = family_of(config_of(gguf)).tensors
+    def __init__(self, gguf: Gguf, opened: OpenAdapter) -> None:
+        """Raises UnsupportedModelError for what the model has no place for, and as `adapter_for` and `places_of`."""
+        config = config_of(gguf)
+        self._gguf, self._adapter = gguf, adapter_for(opened, config, gguf.metadata)
+        plan = family_of(config).tensors
         own, found = with_own_layouts(plan), places_of(gguf, plan)
         stacks = {
             stack_name(layer, part): source for layer, of in enumerate(found.experts) for part, source in of.items()
@@ -60,7 +61,7 @@ class MergedTensors:
             for name, kind in self._kinds.items()
         }
         tensors = Tensors(Shards((MERGED_FILE,), None), {MERGED_FILE: header}, own, Declared())
-        self._placed = placed(adapter, tensors, own)
+        self._placed = placed(self._adapter, tensors, own)
         changed = {name: self._kinds[name] for name in self._kinds if name in self._placed}
         self._head, self._specs = dense_header({name: (kind.format, kind.shape) for name, kind in changed.items()})
 
@@ -113,7 +114,7 @@ class MergedTensors:
         self, source: DenseSource | ExpertSource, name: str, files: Sequence[WeightFile]
     ) -> Iterator[Float32Array]:
         """Of a dense tensor all at once, of experts one by one: a flat array each."""
-        factors = numbers_of(self._gguf, source.scale) if source.scale else []
+        factors = numbers_of(self._gguf, source.own_scale) if source.own_scale else []
         if isinstance(source, DenseSource):
             given = [
                 Stored(Kind(each.format, each.shape), files[each.file].read(each.offset_bytes, each.num_bytes))
@@ -131,10 +132,10 @@ class MergedTensors:
 
 
 def merged_told(
-    gguf: Gguf, adapter: Adapter, folder: Path, downloads: Path, name: str, progress: PullProgress
+    gguf: Gguf, opened: OpenAdapter, folder: Path, downloads: Path, name: str, progress: PullProgress
 ) -> tuple[Gguf, list[str]]:
     """`MergedTensors.write` of the model `name`, with its progress; and the lines that the model keeps."""
-    tensors = MergedTensors(gguf, adapter)
+    tensors = MergedTensors(gguf, opened)
     for line in tensors.lines():
         progress.note(line)
     make_folders(folder)

@@ -19,7 +19,6 @@ from moeinf.pull.gguf.index import discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.hub.repository import HubRepository
-from moeinf.pull.lora.adapter_origin import opened_adapter
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
@@ -44,7 +43,7 @@ class HubFilePull:
         self._files = HubFiles(repository, task.origin.source.file, task.options.mmproj, task.progress.note)
         asked = replace(repository.origin, revision=repository.requested, file=self._files.parts[0])
         self._asked = PulledAs(task.name, asked, adapter=task.origin.adapter)
-        self._adapter = None if task.origin.adapter is None else opened_adapter(task)
+        self._adapter = task.opened_adapter()
         self._merged_bytes = 0 if self._adapter is None else MergedTensors(self._files.gguf, self._adapter).num_bytes
         self._folder = partial_folder(task.library.home, written(asked))
         self._library.check_origin(task.name, asked)
@@ -80,7 +79,7 @@ class HubFilePull:
     @property
     def _fingerprint(self) -> str:
         """Of the model, as a store has it."""
-        merged = f" with {self._adapter.files.fingerprint}" if self._adapter else ""
+        merged = f" with {self._adapter.fingerprint}" if self._adapter else ""
         return self._files.fingerprint + merged + (":repacked" if self._repacked else "")
 
     @property

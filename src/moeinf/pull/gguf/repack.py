@@ -14,7 +14,8 @@ from moeinf.errors import CheckpointError
 from moeinf.gguf.undo import Kind, Stored, Undo, Widen, outcome, parse_undo, undone
 from moeinf.pull.events import PullProgress
 from moeinf.pull.gguf.index import Index
-from moeinf.store.files import errors_named, make_folders, open_regular, read_fully, write_fully
+from moeinf.pull.gguf.weight_file import WeightFile
+from moeinf.store.files import errors_named, make_folders, write_fully
 from moeinf.store.format import (
     DENSE_FILE,
     VISION_FILE,
@@ -84,24 +85,6 @@ def repack(index: Index, source: Path, folder: Path, advance: Advance) -> tuple[
         vision=vision,
     )
     return Index(own, index.small_files), checksums
-
-
-class WeightFile:
-    """A file of which ranges are read. Raises CheckpointError."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with errors_named(path, CheckpointError):
-            self._fd = open_regular(path)
-
-    def read(self, offset: int, num_bytes: int) -> ByteArray:
-        data = np.empty(num_bytes, np.uint8)
-        with errors_named(self._path, CheckpointError):
-            read_fully(self._fd, data.data, offset, self._path)
-        return data
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def _write_experts(

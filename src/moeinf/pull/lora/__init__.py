@@ -1,1 +1,1 @@
-"""LoRA adapters of PEFT, merged into the weights of a checkpoint while it is pulled."""
+"""LoRA adapters, merged into the weights of a model while it is pulled."""

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
-from moeinf.pull.lora.adapter_files import AdapterFiles
+from moeinf.pull.lora.adapter_files import PREFIX, AdapterFiles
 from moeinf.pull.source import ADAPTER_CONFIG
 from moeinf.store.files import parse_json_object
 from moeinf.store.format import STORE_DTYPES, Header, TensorEntry
 from moeinf.store.naming.lookup import printable
 
-_PREFIX = "base_model.model."  # of every tensor: PEFT's model, and in it the one that is adapted
 _WRAPPER = ".base_layer"  # of a module that has more than one adapted parameter, all but the last one's name
 _SAVED = ".modules_to_save"  # in names of older versions
 _A, _B, _OF_LOOKUP = ".lora_A.weight", ".lora_B.weight", ".lora_embedding_"
@@ -167,9 +166,9 @@ class Adapter:
         return changes, rest
 
     def _plain_name(self, name: str) -> str:
-        if not name.startswith(_PREFIX):
-            raise CheckpointError(f"{self.where}: tensor {name!r} does not begin with {_PREFIX!r}: no adapter of PEFT")
-        return name.removeprefix(_PREFIX).replace(_SAVED, "")
+        if not name.startswith(PREFIX):
+            raise CheckpointError(f"{self.where}: tensor {name!r} does not begin with {PREFIX!r}: no adapter of PEFT")
+        return name.removeprefix(PREFIX).replace(_SAVED, "")
 
 
 def module_of(change: LowRank) -> str:

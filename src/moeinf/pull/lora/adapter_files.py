@@ -12,6 +12,7 @@ from moeinf.pull.source import ADAPTER_CONFIG
 from moeinf.store.files import errors_named, open_regular, read_small
 from moeinf.store.format import Header, read_header
 
+PREFIX = "base_model.model."  # of every tensor: PEFT's model, and in it the one that is adapted
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
 

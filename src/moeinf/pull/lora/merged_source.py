@@ -14,7 +14,7 @@ from moeinf.models.family import family_of
 from moeinf.pull.checkpoint.tensors import Tensors
 from moeinf.pull.coded.declared import declared_by
 from moeinf.pull.events import PullProgress
-from moeinf.pull.lora.adapter import Adapter
+from moeinf.pull.lora.adapter_origin import OpenAdapter, adapter_for
 from moeinf.pull.lora.decoded import (
     DecodedMatrix,
     decoded_matrices,
@@ -24,6 +24,7 @@ from moeinf.pull.lora.decoded import (
     with_companions,
     write_decoded,
 )
+from moeinf.pull.lora.expert_layouts import with_own_layouts
 from moeinf.pull.lora.merging import Weights, merge
 from moeinf.pull.lora.placed import Placed, placed
 from moeinf.pull.source import Shards, Source, read_config
@@ -38,10 +39,12 @@ class MergedSource:
     lie beside what the other source downloads, one at a time as shards are converted.
     """
 
-    def __init__(self, base: Source, adapter: Adapter, progress: PullProgress) -> None:
-        self._base, self._adapter, self._progress = base, adapter, progress
+    def __init__(self, base: Source, opened: OpenAdapter, progress: PullProgress) -> None:
+        """Raises as `adapter_for`."""
+        self._base, self._progress = base, progress
+        self._adapter = adapter_for(opened, read_config(base), {})
         self.origin, self.requested = base.origin, base.requested
-        self.fingerprint = f"{base.fingerprint} with {adapter.files.fingerprint}"
+        self.fingerprint = f"{base.fingerprint} with {opened.fingerprint}"
         self._before: Mapping[str, Header] = {}
         self._headers: Mapping[str, Header] = {}
         self._shards = base.shards
@@ -81,7 +84,7 @@ class MergedSource:
         if not self._headers:
             self._before, shards = self._base.headers(), self._base.shards
             config = read_config(self._base)
-            plan, declared = family_of(config).tensors, declared_by(config)
+            plan, declared = with_own_layouts(family_of(config).tensors), declared_by(config)
             found = decoded_matrices(Tensors(shards, self._before, plan, declared), plan)
             every = Tensors(*in_their_place(shards, self._before, found.values()), plan, declared)
             self._placed = placed(self._adapter, every, plan)
