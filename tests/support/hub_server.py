@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith(f"/api/models/{REPO}"):
             self._serve_api(path)
         elif repo in {REPO, *self.hub.repos} and "/resolve/" in path and (found := self._at(path)) is not None:
-            self._serve_resolve(path.rpartition("/")[2], *found)
+            self._serve_resolve(path.partition("/resolve/")[2].partition("/")[2], *found)
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
@@ -215,8 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self.hub.info(REPO, *found)).encode(), {"Content-Type": "application/json"})
 
     def _at(self, path: str) -> tuple[str, Path] | None:
-        """What a path of a file is of: its commit is the last but one part."""
-        return self.hub.at(path.split("/")[-2])
+        """What a path of a file is of, which names its commit in front of it."""
+        _, _, behind = path.partition("/resolve/" if "/resolve/" in path else "/signed/")
+        return self.hub.at(behind.partition("/")[0])
 
     def _serve_resolve(self, name: str, commit: str, folder: Path) -> None:
         if self.hub.gated:

@@ -52,6 +52,9 @@ class KeptLayers:
     def read_file(self, name: str) -> bytes:
         return self._config if name == "config.json" else self._read(name)
 
+    def chat_code(self) -> str:
+        return ""
+
     def _read(self, name: str) -> bytes:
         with errors_named(self._path / name, CheckpointError):
             return read_small(self._path / name, most_bytes(name))

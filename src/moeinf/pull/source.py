@@ -31,6 +31,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
+_CODE_FOLDER = "encoding/"
 TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # of transformers: the template of chats with tools
 _MOST_JSON_BYTES = {
     "config.json": 1 << 20,
@@ -83,6 +84,10 @@ class Source(Protocol):
     @property
     def told(self) -> tuple[str, ...]:
         """Lines for users, of what its name does not say."""
+        ...
+
+    def chat_code(self) -> str:
+        """The text of the code in it that writes chats; "" without any. It is not run."""
         ...
 
     def kept_files(self) -> list[str]:
@@ -157,19 +162,10 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
     return shards
 
 
-def chats_by_code(names: Collection[str], read: Callable[[str], bytes]) -> tuple[str, ...]:
-    """A line for users where code in the checkpoint writes chats, as in those of DeepSeek-V3.2 and V4."""
-    if not any(name.startswith("encoding/") and name.endswith(".py") for name in names):
-        return ()
-    if {"chat_template.jinja", "chat_template.json"} & {*names}:
-        return ()
-    config = "tokenizer_config.json"
-    if config in names and parse_json_object(read(config), config, CheckpointError).get("chat_template"):
-        return ()
-    return (
-        "no chat template: the checkpoint writes chats by code (encoding/), which is not run, so that this model "
-        "continues texts like a base model; pull a GGUF file of it, or a folder that has its chat_template.jinja, too",
-    )
+def chat_code(names: Collection[str], read: Callable[[str], bytes]) -> str:
+    """The text of the code in a checkpoint that writes chats, as in those of DeepSeek-V3.2 and V4; "" without any."""
+    found = sorted(name for name in names if name.startswith(_CODE_FOLDER) and name.endswith(".py"))
+    return "\n".join(read(name).decode("utf-8", "replace") for name in found)
 
 
 def _of_another_split(shards: Shards, names: Collection[str]) -> str:
@@ -249,8 +245,7 @@ class FolderSource:
             self._folders |= dict.fromkeys(inner, self._path)
             self._names = set(self._folders)
         self.shards = find_shards(self._names, self.read_file, str(path))
-        code = [f"encoding/{entry.name}" for entry in (self._path / "encoding").glob("*.py")]
-        self.told = chats_by_code([*self._names, *code], self.read_file)
+        self.told: tuple[str, ...] = ()
         self._state_at_open = self._state()
         self.fingerprint = fingerprint or self._state_at_open
 
@@ -261,6 +256,11 @@ class FolderSource:
         path = self._file(name)
         with errors_named(path, CheckpointError):
             return read_small(path, most_bytes(name))
+
+    def chat_code(self) -> str:
+        return chat_code(
+            [f"{_CODE_FOLDER}{path.name}" for path in (self._path / _CODE_FOLDER).glob("*.py")], self.read_file
+        )
 
     def shard_bytes(self, shard: str) -> int:
         path = self._file(shard)

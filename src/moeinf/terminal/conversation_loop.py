@@ -20,6 +20,7 @@ from moeinf.terminal.picture_files import picture_part
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import Notices, say
+from moeinf.text.templates.own import is_for, names_of
 from moeinf.types import JsonObject
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class Conversation:
         if self.model.encoder_decoder:
             return f"this model answers each text on its own{no_system}" if self.system else ""
         if not self.model.tokenizer.has_template:
+            source, architecture = self.model.manifest.source, self.model.manifest.info.architecture
+            if is_for(architecture, names_of(source)):
+                no_system += f"; `moeinf pull {self.model.name}` gives it a template of moeinf's own"
             return f"a base model without a chat template: it continues your text, each prompt on its own{no_system}"
         return ""
 

@@ -31,7 +31,7 @@ WORDS = {
     "README.md": 1_400,
     "agents.md": 950,
     "apis.md": 1_355,
-    "approx.md": 1_350,
+    "approx.md": 1_330,
     "batch.md": 470,
     "benchmarks.md": 700,
     "first-minutes.md": 965,
@@ -46,9 +46,9 @@ WORDS = {
     "scale-out.md": 1_000,
     "server.md": 2_100,
     "speculation.md": 590,
-    "tools.md": 1_100,
+    "tools.md": 1_140,
     "traces.md": 1_745,
-    "using.md": 1_150,
+    "using.md": 1_130,
 }
 
 

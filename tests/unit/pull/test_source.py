@@ -14,7 +14,6 @@ import torch
 from moeinf.errors import CheckpointError, MoeinfError, UnsupportedModelError
 from moeinf.pull.pull import plan_pull, pull
 from tests.support.checkpoints import CONFIG, random_tensors, write_checkpoint
-from tests.support.hub_server import REPO, point_client_at, serving
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00004.safetensors"
@@ -246,29 +245,3 @@ def test_other_floating_dtypes_are_kept_as_they_are(dtype: torch.dtype, name: st
     model = pull(str(write_checkpoint(tmp_path / "c", tensors)), home=tmp_path / "home")
     assert model.manifest.info.dtype == name
     assert {spec.dtype for spec in model.manifest.layout.tensors} == {name}
-
-
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [(None, True), ("chat_template.jinja", False), ("chat_template.json", False), ("tokenizer_config.json", False)],
-)
-def test_chats_that_code_writes_are_told(template: str | None, told: bool, tmp_path: Path) -> None:
-    """As of DeepSeek-V3.2, V4 and V4.1, whose chats would seem to be a base model's."""
-    folder = write_checkpoint(tmp_path / "c")
-    (folder / "encoding").mkdir()
-    assert plan_pull(str(folder), home=tmp_path / "home").fallbacks == ()
-    (folder / "encoding" / "encoding_dsv32.py").touch()
-    if template is not None:
-        (folder / template).write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    lines = plan_pull(str(folder), home=tmp_path / "home").fallbacks
-    assert (len(lines), "writes chats by code (encoding/), which is not run" in "".join(lines)) == (told, told)
-
-
-def test_they_are_told_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_checkpoint(tmp_path / "c")
-    (folder / "encoding").mkdir()
-    (folder / "encoding" / "encoding.py").touch()
-    with serving(folder) as served:
-        point_client_at(served.endpoint, tmp_path, monkeypatch)
-        (line,) = plan_pull(REPO, home=tmp_path / "home").fallbacks
-    assert line.startswith("no chat template: the checkpoint writes chats by code")

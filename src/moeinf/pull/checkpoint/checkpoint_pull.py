@@ -16,6 +16,7 @@ from moeinf.pull.checkpoint.journal import Journal
 from moeinf.pull.checkpoint.seal import seal
 from moeinf.pull.checkpoint.tensor_reading import Reading
 from moeinf.pull.events import Verb
+from moeinf.pull.own_template import give_template
 from moeinf.pull.source import Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
@@ -28,9 +29,15 @@ from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import FITTED, KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
+from moeinf.text.templates.file import TEMPLATE_FILE
+from moeinf.text.templates.own import OWN_NOTE, has_template, names_of, own_template
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files, token_kinds_of
 
 _GENERATION = "generation_config.json"
+_ONLY_CODE: Final = (
+    "no chat template: the checkpoint writes chats by code (encoding/), which is not run, so that this model continues "
+    "texts like a base model; pull a GGUF file of it, or a folder that has its chat_template.jinja, too"
+)
 
 
 class CheckpointPull:
@@ -95,7 +102,7 @@ class CheckpointPull:
             needed,
             free_bytes(self._library.home),
             bool(done),
-            conversion.formats.fallbacks,
+            (*conversion.formats.fallbacks, *self._of_template),
         )
 
     def run(self) -> StoredModel:
@@ -113,6 +120,7 @@ class CheckpointPull:
         """Returns the model of this name if it was made of this very state of the source."""
         for model in self._library.made_of(self._fingerprint):
             if model.name == self._name:
+                give_template(model, self._progress.note, self._source.chat_code)
                 self._progress.stage(f"{self._name} is up to date")
                 return model
         return None
@@ -139,7 +147,7 @@ class CheckpointPull:
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
-        for line in conversion.formats.fallbacks:
+        for line in (*conversion.formats.fallbacks, *self._of_template):
             self._progress.note(line)
         self._check_space(conversion, downloads)
         create_files(journal.model_folder, conversion)
@@ -169,13 +177,27 @@ class CheckpointPull:
     @property
     def _small_files(self) -> dict[str, bytes]:
         """The small files of the stored model."""
-        return self._kept_files | self._reading.own_files
+        own = {TEMPLATE_FILE: self._own_template.encode()} if self._own_template else {}
+        return self._kept_files | own | self._reading.own_files
 
     @cached_property
     def _kept_files(self) -> dict[str, bytes]:
         """Those that it takes over, which lie side by side."""
         kept = {name.replace("/", "_"): self._source.read_file(name) for name in self._source.kept_files()}
         return kept | made_tokenizer(kept)
+
+    @cached_property
+    def _own_template(self) -> str:
+        return own_template(self._kept_files, names_of(self._source.origin), self._chat_code)
+
+    @cached_property
+    def _chat_code(self) -> str:
+        return "" if has_template(self._kept_files) else self._source.chat_code()
+
+    @property
+    def _of_template(self) -> tuple[str, ...]:
+        """A line for users where chats are not written by a template of the checkpoint."""
+        return (OWN_NOTE,) if self._own_template else (_ONLY_CODE,) if self._chat_code else ()
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
         """Tells the sizes of a download before it begins."""

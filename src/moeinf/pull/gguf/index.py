@@ -44,6 +44,7 @@ from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.text.templates.file import TEMPLATE_FILE
+from moeinf.text.templates.own import OWN_NOTE, has_template, own_template
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
 from moeinf.types import DTYPE_BYTES, DType, ExpertLayout, JsonObject, MoeShape, TensorPlan, TensorSpec, format_bytes
 
@@ -59,12 +60,9 @@ class Index:
 
     def with_template(self, template: str) -> Index:
         """With a chat template, where there is one to give and its files have none."""
-        if not template or TEMPLATE_FILE in self.small_files or self._has_template():
+        if not template or has_template(self.small_files):
             return self
         return replace(self, small_files={**self.small_files, TEMPLATE_FILE: template.encode()})
-
-    def _has_template(self) -> bool:
-        return "chat_template" in json.loads(self.small_files.get("tokenizer_config.json", b"{}"))
 
     def sealed(self, checksums: bytes = b"") -> tuple[Manifest, Mapping[str, bytes]]:
         """Manifest and all small files. checksums: the content of checksums.bin, where it was computed."""
@@ -132,6 +130,9 @@ def make_index(
     manifest = replace(manifest, scales=_scales(gguf, places_of(gguf, plan)))
     small_files = {"config.json": _json(config), **tokenizer_files(gguf, note)}
     small_files |= processor_file(gguf) if gguf.mmproj else {}
+    if own := own_template(small_files, _names_of(gguf)):
+        small_files[TEMPLATE_FILE] = own.encode()
+        note(OWN_NOTE)
     num_ids = check_text_files(small_files, gguf.where)
     for line in (*beyond_the_embedding(num_ids, manifest.info.vocab_size), *left_out(gguf)):
         note(line)
@@ -143,6 +144,12 @@ def _other_folder(file: GgufFile, gguf: Gguf, folder: str) -> str:
     if gguf.merged and file == gguf.files[-1]:
         return OWN_FOLDER if folder else ""
     return "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent)
+
+
+def _names_of(gguf: Gguf) -> str:
+    """By which names a model goes: that of its file, and those of its metadata."""
+    said = (gguf.metadata.get(f"general.{key}") for key in ("name", "basename", "finetune"))
+    return " ".join([gguf.files[0].path.name, *(text for text in said if isinstance(text, str))])
 
 
 def headers_of(gguf: Gguf, source: ModelSource) -> Headers:

@@ -18,6 +18,7 @@ from moeinf.pull.gguf.known_files import forget_stale, free_name, given_template
 from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.gguf.towers import NONE, candidates, with_tower
+from moeinf.pull.own_template import give_template
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named
@@ -81,6 +82,7 @@ class FilePull:
         by_fingerprint = checked or self._adapter is not None
         made = self._made([file.path for file in all_files(gguf)]) if by_fingerprint else None
         if made is not None:
+            give_template(made, self._progress.note)
             self._progress.stage(f"{made.name} is up to date")
             return self._named(made)
         first = gguf.files[0].path

@@ -19,6 +19,7 @@ from moeinf.pull.gguf.index import discard, headers_of, make_index, write_model
 from moeinf.pull.gguf.merged_tensors import MergedTensors, merged_told
 from moeinf.pull.gguf.repack import repack_told
 from moeinf.pull.hub.repository import HubRepository
+from moeinf.pull.own_template import give_template
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
 from moeinf.store.files import errors_named, make_folders, parse_json_object, publish, read_small, sync_folder
@@ -67,6 +68,7 @@ class HubFilePull:
             made = self._made()
             for model in made:
                 if model.name == self._name:
+                    give_template(model, self._progress.note)
                     self._progress.stage(f"{self._name} is up to date")
                     return model
             if made:

@@ -27,7 +27,7 @@ from moeinf.pull.source import (
     SINGLE_FILE,
     FolderSource,
     Source,
-    chats_by_code,
+    chat_code,
     find_shards,
     is_kept,
     most_bytes,
@@ -228,7 +228,7 @@ class HubSource:
         self._repository = repository
         self.origin, self.fingerprint, self.requested = repository.origin, repository.fingerprint, repository.requested
         self.shards = find_shards(repository.names, repository.read_file, repository.repo, repository.base_model)
-        self.told = chats_by_code(repository.names, repository.read_file)
+        self.told: tuple[str, ...] = ()
         self._headers: Mapping[str, Header] | None = None
 
     def kept_files(self) -> list[str]:
@@ -236,6 +236,9 @@ class HubSource:
 
     def read_file(self, name: str) -> bytes:
         return self._repository.read_file(name)
+
+    def chat_code(self) -> str:
+        return chat_code(self._repository.names, self._repository.read_file)
 
     def shard_bytes(self, shard: str) -> int:
         return self._repository.num_bytes(shard)

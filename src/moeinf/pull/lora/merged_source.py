@@ -66,6 +66,9 @@ class MergedSource:
     def read_file(self, name: str) -> bytes:
         return self._base.read_file(name)
 
+    def chat_code(self) -> str:
+        return self._base.chat_code()
+
     def shard_bytes(self, shard: str) -> int:
         return self._base.shard_bytes(shard)
 

@@ -16,6 +16,7 @@ from moeinf.store.files import errors_named, read_small
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import MANIFEST_FILE
 from moeinf.text.quantities import count_text
+from moeinf.text.templates.own import is_own
 from moeinf.types import JsonObject
 
 _MOST_KEPT = 64  # models whose facts are kept: an id stands for the content, so that they stay true
@@ -33,6 +34,10 @@ def identity(model: StoredModel) -> JsonObject:
     return {"name": model.name, "model": model.name, "digest": digest, "details": details}
 
 
+def _owner_of(template: str) -> str:
+    return "moeinf's" if is_own(template) else "the checkpoint's"
+
+
 def shown(model: StoredModel, context: int, *, verbose: bool) -> JsonObject:
     """A model as `show` tells of it; verbose: with config.json and the tensors of an expert.
 
@@ -44,7 +49,7 @@ def shown(model: StoredModel, context: int, *, verbose: bool) -> JsonObject:
     template = facts.template_facts
     parameters = parameter_rows(_recommended(model), preset)
     described = {
-        "modelfile": f"# The chat template is the checkpoint's own.\n{own_modelfile(model)}\n",
+        "modelfile": f"# The chat template is {_owner_of(facts.template)} own.\n{own_modelfile(model)}\n",
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters),
         "template": facts.template,
         **({"system": preset.system} if preset.system else {}),

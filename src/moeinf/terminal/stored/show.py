@@ -20,6 +20,7 @@ from moeinf.store.formats import mixed
 from moeinf.store.spread.whole import copies_of, fault_of, strides_of
 from moeinf.terminal.screen import section, table
 from moeinf.text.quantities import at_least_text, binary_size_text, count_text
+from moeinf.text.templates.own import is_own
 
 if TYPE_CHECKING:
     from moeinf.store.library import StoredModel
@@ -51,6 +52,7 @@ def show_lines(model: StoredModel, *, verbose: bool = False) -> list[str]:
             ("embedding length", str(info.hidden_size)),
             ("quantization", formats_text(model)),
             *(("", line) for line in model.manifest.formats.fallbacks),
+            *([("chat template", "moeinf's own")] if is_own(StoredFacts(model).template) else []),
         ],
     )
     lines += section("Layers" if model.manifest.moe.dense else "MoE", _moe_rows(model))
@@ -176,6 +178,7 @@ def show_json(model: StoredModel) -> str:
             "quantization": formats_text(model),
             "fallbacks": list(model.manifest.formats.fallbacks),
             "capabilities": list(StoredFacts(model).capabilities),
+            "own_template": is_own(StoredFacts(model).template),
             "generation_config": generation_parameters(model),
             "own_options": list(preset_of(model).options),
             "system": preset_of(model).system,

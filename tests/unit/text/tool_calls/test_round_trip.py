@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from moeinf.text.templates.chats import ChatTemplates
+from moeinf.text.templates.own import own_template
 from moeinf.text.templates.traced import MARK
 from moeinf.text.text_stream import TOKEN_MARK, Piece
 from moeinf.text.tool_calls.choice import find_syntax
@@ -46,6 +47,9 @@ TEMPLATES = {
         "hy3-preview", "lfm2-8b-a1b", "minimax-m2.5", "north-mini-code-1.0", "solar-open-100b",
     )},
     **{name: BY_NAME[name].template for name in ("deepseek-r1", "mistral", "magistral")},
+    **{name: own_template({"config.json": json.dumps({"model_type": name}).encode()}, "m") for name in (
+        "deepseek_v32", "deepseek_v4", "deepseek_v41",
+    )},
 }  # fmt: skip
 MARKS = sorted({mark for family in FAMILIES if (syntax := find_syntax(family.template)) for mark in syntax.marks})
 QUOTED = [
