@@ -354,8 +354,7 @@ class TensorPlan:
              names are all present is taken. Each maps a source name to its shape and the pieces cut from it.
     parts:   the tensors of one expert block, in block order, with their shapes: matrices [rows, cols] named gate, up
              and down, then biases [rows].
-    ignored: regular expressions (full match) of tensors that carry nothing for this architecture. Dense ones of these,
-             of a plan with vision, are for pictures: stores of older versions may lack all of them, and see none.
+    ignored: regular expressions (full match) of tensors that carry nothing for this architecture.
     copies:  name -> the dense tensor that it is the same as by config.json, as a tied head is the embedding. What a
              checkpoint has under such a name is compared with it: where the two differ, it is a tensor of its own.
     tied_head: the one of them that would make logits.

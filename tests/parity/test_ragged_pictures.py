@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from moeinf.engine.weights.dense_file import check_against_plan
-from moeinf.errors import StoreError
-from moeinf.models.cpu.layers import NativeLayers
-from moeinf.types import Profiler
-from tests.support.pairs.experts import resident_experts, stored
 from tests.support.pairs.seeing import SeeingPair
 from tests.support.tiny_models import all_configs
 
@@ -36,21 +31,3 @@ def test_what_lacks_of_the_last_tokens_is_zeros(pair: SeeingPair, height: int, w
     assert (torch.from_numpy(ours) - theirs).abs().max() < 2e-5 * theirs.abs().max()
     logits = pair.theirs(**given).logits[0]
     assert (pair.logits(prompt) - logits).abs().max() < 1e-4 * logits.abs().max()
-
-
-@torch.inference_mode()
-def test_a_store_of_an_older_version_answers_to_text_as_before(pair: SeeingPair) -> None:
-    """It lacks what experts are chosen by for pictures."""
-    plan = pair.family.tensors
-    text = {name: stored(tensor) for name, tensor in pair.text.items() if name in plan.dense}
-    older = {name: each for name, each in text.items() if not name.endswith("bias_vl")}
-    assert len(older) < len(text)
-    check_against_plan(Path("it"), {name: each.shape for name, each in older.items()}, plan)
-    with pytest.raises(StoreError, match=r"it lacks tensor layers\.0\.ffn\.gate\.bias; pull the model again"):
-        check_against_plan(
-            Path("it"), {name: each.shape for name, each in older.items() if name != "layers.0.ffn.gate.bias"}, plan
-        )
-    experts = resident_experts(plan, pair.text, pair.kernels)
-    ours = pair.family.build(NativeLayers(pair.kernels, older, "f32"), experts, Profiler())
-    prompt = [5, 17, 3, 88, 41, 2, 60]
-    assert torch.equal(pair.logits(prompt, model=ours), pair.logits(prompt))

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from moeinf.config import RuntimeConfig
 from moeinf.engine.reporting import Notify
 from moeinf.engine.stored.facts import config as config_of
+from moeinf.engine.stored.facts import family_as_stored
 from moeinf.engine.stored.other_disks import other_disks
 from moeinf.engine.weights.dense_file import DenseFile
 from moeinf.engine.weights.expert_files import expert_sums
 from moeinf.engine.weights.placed_dense import PlacedDense, open_dense
 from moeinf.errors import StoreError, UsageError
-from moeinf.models.family import AnyFamily, family_of
+from moeinf.models.family import AnyFamily
 from moeinf.runtime.io.reader_protocol import NO_OTHERS, OtherDisks
 from moeinf.store.library import StoredModel
 from moeinf.store.manifest import Manifest
@@ -44,7 +45,7 @@ def read_weights(stored: StoredModel, config: RuntimeConfig, notify: Notify) -> 
     Raises StoreError where they disagree, UsageError where --verify-reads asks for checksums that there are not.
     """
     config_json = config_of(stored)
-    family = family_of(config_json)
+    family = family_as_stored(stored, config_json)
     plan = family.tensors
     _compare(stored, family.info(stored.manifest.info.dtype), plan)
     sums, notice = sums_of(stored)

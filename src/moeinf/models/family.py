@@ -46,6 +46,11 @@ def family_of(config: JsonObject) -> AnyFamily:
     raise UnsupportedModelError(f"{model_type!r:.100} {fault}; {_what_is_run(model_type)}")
 
 
+def text_alone(config: JsonObject) -> JsonObject:
+    """A config.json without the tower of its model."""
+    return {name: value for name, value in config.items() if name != "vision_config"}
+
+
 def _without_type(config: JsonObject) -> CheckpointError:
     named = _architectures(config)
     if not named:

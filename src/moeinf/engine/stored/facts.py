@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from moeinf.errors import StoreError, UsageError
 from moeinf.gguf.gguf_vision import family_may_see
-from moeinf.models.family import AnyFamily, family_of
+from moeinf.models.family import AnyFamily, family_of, text_alone
 from moeinf.store.files import errors_named, parse_json_object, read_small
+from moeinf.store.format import read_header
 from moeinf.store.formats import formats_text as stored_formats
 from moeinf.store.library import StoredModel
 from moeinf.text.templates.file import find_template
@@ -31,6 +33,27 @@ def config(model: StoredModel) -> JsonObject:
     path = model.path / "config.json"
     with errors_named(path):
         return parse_json_object(read_small(path), str(path), StoreError)
+
+
+def family_as_stored(model: StoredModel, config_json: JsonObject) -> AnyFamily:
+    """The family as which a model is read. What an older version stored, to which the family saw nothing, is its text.
+
+    Raises StoreError, UnsupportedModelError.
+    """
+    family = family_of(config_json)
+    if family.vision is None or model.manifest.vision_bytes:
+        return family
+    alone = family_of(text_alone(config_json))
+    of_pictures = family.tensors.dense.keys() - alone.tensors.dense.keys()
+    return alone if of_pictures and not of_pictures & _dense_names(model) else family
+
+
+def _dense_names(model: StoredModel) -> Set[str]:
+    in_place = model.manifest.in_place
+    if in_place is not None:
+        return {place.name for place in in_place.dense}
+    with errors_named(model.dense_path):
+        return read_header(model.dense_path, StoreError).keys()
 
 
 def json_file(model: StoredModel, name: str) -> JsonObject:
@@ -78,7 +101,7 @@ class StoredFacts:
     @cached_property
     def family(self) -> AnyFamily:
         """Raises StoreError, UnsupportedModelError."""
-        return family_of(config(self._stored))
+        return family_as_stored(self._stored, config(self._stored))
 
     @cached_property
     def context_length(self) -> int:
@@ -126,8 +149,9 @@ class StoredFacts:
             return self._no_mmproj(manifest.source)
         if told := next((line for line in manifest.formats.fallbacks if "vision tower" in line), ""):
             return f"{name} takes text alone: {told}"
-        if self.family.vision is None:
-            return f"{name} takes text alone: {self.family.no_vision}"
+        family = family_of(config(self._stored))
+        if family.vision is None:
+            return f"{name} takes text alone: {family.no_vision}"
         return f"{name} was stored without its vision tower: `moeinf pull` it again, if its checkpoint has one"
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -41,9 +40,7 @@ def check_against_plan(path: Path, shapes: Mapping[str, tuple[int, ...]], plan: 
                 f"{path}: tensor {name} has shape {shape}, the architecture wants {wanted.get(name)}; "
                 "pull the model again"
             )
-    patterns = plan.ignored if plan.vision else ()
-    seeing = {name for name in wanted if any(re.fullmatch(pattern, name) for pattern in patterns)}
-    missing = sorted(wanted.keys() - shapes.keys() - (set() if seeing & shapes.keys() else seeing))
+    missing = sorted(wanted.keys() - shapes.keys())
     if missing:
         raise StoreError(f"{path} lacks tensor {missing[0]}; pull the model again")
     return {stored_head if stored_head in shapes else head}

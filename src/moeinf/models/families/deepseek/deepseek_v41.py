@@ -118,11 +118,10 @@ class PictureRouter(LearnedRouter):
     def __init__(self, layers: Layers, moe: Moe, site: BlockSite, given: Given) -> None:
         """given: shared with the stem; its last column tells the tokens of pictures."""
         super().__init__(layers, moe, site)
-        own, weights = site.block + _PICTURE_BIAS, layers.weights
-        self._given, self._of_pictures = given, weights.vector(own) if own in weights else self._bias
+        self._given, self._of_pictures = given, layers.weights.vector(site.block + _PICTURE_BIAS)
 
     def _chosen_by(self, scores: Array) -> Array:
-        assert self._bias is not None and self._of_pictures is not None
+        assert self._bias is not None
         told = self._given.rows[0][:, -1:] > 0.5
         return scores + self._math.where(told, self._of_pictures, self._bias)
 
