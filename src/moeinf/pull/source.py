@@ -31,7 +31,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 POOLING_FILE = "1_Pooling/config.json"  # of sentence-transformers: how the states of tokens become a vector
-_CODE_FOLDER = "encoding/"
+_CHAT_CODE = re.compile(r"(encoding/[\w.-]+|encoding_\w+)\.py")
 TOOLS_TEMPLATE = "additional_chat_templates/tool_use.jinja"  # of transformers: the template of chats with tools
 _MOST_JSON_BYTES = {
     "config.json": 1 << 20,
@@ -163,8 +163,8 @@ def find_shards(names: Collection[str], read: Callable[[str], bytes], where: str
 
 
 def chat_code(names: Collection[str], read: Callable[[str], bytes]) -> str:
-    """The text of the code in a checkpoint that writes chats, as in those of DeepSeek-V3.2 and V4; "" without any."""
-    found = sorted(name for name in names if name.startswith(_CODE_FOLDER) and name.endswith(".py"))
+    """The text of the code in a checkpoint that writes chats, as in DeepSeek-V3.2's and Kimi K3's; "" without any."""
+    found = sorted(name for name in names if _CHAT_CODE.fullmatch(name))
     return "\n".join(read(name).decode("utf-8", "replace") for name in found)
 
 
@@ -258,9 +258,8 @@ class FolderSource:
             return read_small(path, most_bytes(name))
 
     def chat_code(self) -> str:
-        return chat_code(
-            [f"{_CODE_FOLDER}{path.name}" for path in (self._path / _CODE_FOLDER).glob("*.py")], self.read_file
-        )
+        inner = [f"encoding/{path.name}" for path in (self._path / "encoding").glob("*.py")]
+        return chat_code([*self._names, *inner], self.read_file)
 
     def shard_bytes(self, shard: str) -> int:
         path = self._file(shard)

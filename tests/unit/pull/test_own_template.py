@@ -72,10 +72,11 @@ def test_a_repository_is_given_that_of_its_code(
         assert any(seen.path.endswith("encoding_dsv32.py") for seen in served.seen)
 
 
-def test_code_that_is_not_known_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["encoding/encoding.py", "encoding_k3.py"])
+def test_code_that_is_not_known_is_told(name: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "c")
     (folder / "encoding").mkdir()
-    (folder / "encoding" / "encoding.py").write_text("pass")
+    (folder / name).write_text("pass")
     notes = Notes()
     stored = pull(str(folder), home=tmp_path / "home", progress=notes)
     assert any(line.startswith("no chat template: the checkpoint writes chats by code") for line in notes.lines)

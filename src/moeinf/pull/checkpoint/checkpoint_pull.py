@@ -35,7 +35,7 @@ from moeinf.text.tokenizer import beyond_the_embedding, check_text_files, token_
 
 _GENERATION = "generation_config.json"
 _ONLY_CODE: Final = (
-    "no chat template: the checkpoint writes chats by code (encoding/), which is not run, so that this model continues "
+    "no chat template: the checkpoint writes chats by code (encoding), which is not run, so that this model continues "
     "texts like a base model; pull a GGUF file of it, or a folder that has its chat_template.jinja, too"
 )
 

@@ -22,6 +22,7 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {  # of a template, by model_type
     "deepseek_v32": ("deepseek_v32",),
     "deepseek_v4": ("deepseek_v4_preview_effort", "deepseek_v4"),
     "deepseek_v41": ("deepseek_v41",),
+    "kimi_k3": ("kimi_k3",),
 }
 # What code says that writes chats otherwise, and the part that differs then.
 _LATER: Final = {"deepseek_v4_preview_effort": ("Reasoning Effort: Beyond maximum", "deepseek_v4_effort")}

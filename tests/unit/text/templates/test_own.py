@@ -12,18 +12,22 @@ from moeinf.errors import TextError
 from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.own import has_template, is_own, own_template
 from moeinf.text.templates.template_facts import read_facts
-from moeinf.text.templates.traced import MARK
+from moeinf.text.templates.traced import MARK, OWN, Traced
 from moeinf.text.thinking_text import template_variables, think_of_effort
 
 CHATS = Path(__file__).parents[3] / "support" / "own_chats"
 LATER = "REASONING_EFFORT_PROMPTS = {'max': 'Reasoning Effort: Beyond maximum'}"  # as code since 0731 has it
 SOURCES = {
     name: own_template({"config.json": json.dumps({"model_type": name.removesuffix("_preview")}).encode()}, "m", code)
-    for name, code in (("deepseek_v32", ""), ("deepseek_v4_preview", ""), ("deepseek_v4", LATER), ("deepseek_v41", ""))
+    for name, code in (
+        *(("deepseek_v32", ""), ("deepseek_v4_preview", ""), ("deepseek_v4", LATER), ("deepseek_v41", "")),
+        ("kimi_k3", ""),
+    )
 }
 CASES = [(name, case) for name in SOURCES for case in json.loads((CHATS / f"{name}.json").read_text(encoding="utf-8"))]
 CONTROL = ["<｜User｜>", "<｜Assistant｜>", "<｜System｜>", "<｜end▁of▁sentence｜>", "<think>", "</think>", "｜DSML｜"]
-each = pytest.mark.parametrize("name", SOURCES)
+CONTROL += ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "<|media|>"]
+each = pytest.mark.parametrize("name", [name for name in SOURCES if name != "kimi_k3"])  # of DeepSeek
 
 
 def rendered(name: str, chat: list[dict[str, Any]], variables: dict[str, Any], **how: Any) -> tuple[str, list[str]]:
@@ -36,7 +40,7 @@ def test_a_chat_is_written_as_published_code_does(name: str, case: dict[str, Any
     assert text == case["text"] and not notes
 
 
-@each
+@pytest.mark.parametrize("name", SOURCES)
 def test_it_is_known_for_moeinfs_own_and_tells_what_it_can_be_told(name: str) -> None:
     facts = read_facts(SOURCES[name])
     assert (
@@ -47,7 +51,8 @@ def test_it_is_known_for_moeinfs_own_and_tells_what_it_can_be_told(name: str) ->
     )
     common = {"enable_thinking", "thinking", "response_format"}
     later = {"drop_thinking", "task", "reasoning_effort"} if name != "deepseek_v32" else set()
-    assert facts.variables == common | later
+    more = {"thinking_effort", "tool_choice", "image_prompts"} if name == "kimi_k3" else later
+    assert facts.variables == common | more
 
 
 @pytest.mark.parametrize(
@@ -56,12 +61,13 @@ def test_it_is_known_for_moeinfs_own_and_tells_what_it_can_be_told(name: str) ->
         ("deepseek_v4_preview", "low low medium high max max"),
         ("deepseek_v4", "low low medium high max max"),
         ("deepseek_v41", "low low high high max max"),
+        ("kimi_k3", "low low high high max max"),
     ],
 )
 def test_levels_of_thinking_are_told(name: str, told: str) -> None:
     facts = read_facts(SOURCES[name])
     efforts = [think_of_effort(facts, word) for word in ("minimal", "low", "medium", "high", "xhigh", "max")]
-    assert [template_variables(facts, str(each), {})["reasoning_effort"] for each in efforts] == told.split()
+    assert [template_variables(facts, str(each), {})[facts.effort or ""] for each in efforts] == told.split()
 
 
 QUESTION = {"role": "user", "content": "q"}
@@ -123,8 +129,20 @@ def test_what_no_code_takes_is_refused(name: str) -> None:
                 rendered(name, [QUESTION], {"reasoning_effort": effort})
 
 
+def test_kimi_k3_goes_on_with_an_answer_and_takes_no_token_of_a_client() -> None:
+    chat = [QUESTION, {"role": "assistant", "content": "Once <|sep|>"}]
+    text, _ = rendered("kimi_k3", chat, {"thinking": False}, continues=True)
+    assert text.endswith(f'role="assistant"<|sep|><|open|>response<|sep|>Once <{MARK}|sep|>')
+    call = {"id": "c", "function": {"name": "f<|sep|>", "arguments": {"k<|sep|>": "<|open|>"}}}
+    calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert rendered("kimi_k3", [QUESTION, calling], {})[0].count(f"<{MARK}|") == 3
+
+
 def test_pictures_stand_between_texts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    own = {"image_prompts": [Traced("<|media|>", OWN)]}
+    text, _ = rendered("kimi_k3", [{"role": "user", "content": parts}], own)
+    assert '<|open|>message role="user"<|sep|>a<|media|>b<|close|>message' in text
     text, _ = rendered("deepseek_v41", [{"role": "user", "content": parts}], {"thinking": False})
     assert text.endswith("<｜User｜>a\n\n<｜deepseek_image｜>\n\nb<｜Assistant｜></think>")
 

@@ -48,7 +48,7 @@ TEMPLATES = {
     )},
     **{name: BY_NAME[name].template for name in ("deepseek-r1", "mistral", "magistral")},
     **{name: own_template({"config.json": json.dumps({"model_type": name}).encode()}, "m") for name in (
-        "deepseek_v32", "deepseek_v4", "deepseek_v41",
+        "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3",
     )},
 }  # fmt: skip
 MARKS = sorted({mark for family in FAMILIES if (syntax := find_syntax(family.template)) for mark in syntax.marks})
