@@ -21,6 +21,7 @@ void bind_cuda(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 void bind_pages(nanobind::module_& m);
 void bind_reader(nanobind::module_& m);
+void bind_threads(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 void bind_loads(nanobind::module_& m);
 void bind_visits(nanobind::module_& m);

@@ -132,4 +132,5 @@ NB_MODULE(_native, m) {
   moeinf::bind_policy(m);
   moeinf::bind_sampling(m);
   moeinf::bind_cuda(m);
+  moeinf::bind_threads(m);
 }

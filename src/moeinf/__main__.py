@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from moeinf.terminal.interrupt import end_at_once, end_at_once_at_endings, unwind_at_endings
+from moeinf.terminal.process.interrupt import end_at_once, end_at_once_at_endings, unwind_at_endings
 
 
 def main() -> None:

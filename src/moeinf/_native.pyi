@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -1420,6 +1420,12 @@ def cached_product_rates(kernels: Kernels, w: Matrix, num_x: int, repeats: int) 
 
     They are those of a cache that the copy fits in. ValueError for less than 1 repeat, or other than 1 to 8
     activations.
+    """
+
+def end_if_unbegun(line: str, otherwise: Callable[[Any], object], unraisable: Any) -> None:
+    """Of what Python tells sys.unraisablehook: ends the process where a thread was refused memory as it began.
+
+    Then the line goes to standard error, and the exit code is 1; else `otherwise` is called with it.
     """
 
 def available_isas() -> list[str]:

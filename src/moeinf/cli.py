@@ -38,11 +38,12 @@ from moeinf.terminal.arguments.shell_completion import model_names
 from moeinf.terminal.arguments.short_help import add_verb, help_width
 from moeinf.terminal.arguments.wrong_use import usage_text, with_think
 from moeinf.terminal.launched import with_launched
+from moeinf.terminal.process.streams import drop_output, open_streams
+from moeinf.terminal.process.unbegun_threads import end_with_unbegun_threads
 from moeinf.terminal.rank_worker import worker
 from moeinf.terminal.remote.client_verbs import ps, stop
 from moeinf.terminal.screen import print_fitted, print_harmless
 from moeinf.terminal.stored.store_verbs import cp, create, list_models, prune, rm, spread, verify
-from moeinf.terminal.streams import drop_output, open_streams
 from moeinf.terminal.traces.trace_verbs import app as trace_app
 from moeinf.terminal.user_notes import NoteHandler, say
 
@@ -306,6 +307,7 @@ add_verb(app, "start", serve, hidden=True)
 def main() -> None:
     """Runs the console command: every error becomes one line on stderr and an exit code."""
     open_streams()
+    end_with_unbegun_threads()
     logging.getLogger("moeinf").addHandler(NoteHandler())
     code = run_command(sys.argv[1:])
     try:

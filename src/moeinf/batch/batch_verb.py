@@ -31,7 +31,7 @@ from moeinf.server.prompt.prompt_preset import with_preset
 from moeinf.server.question import Question
 from moeinf.store.library import Library, StoredModel
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.interrupt import Interrupt
+from moeinf.terminal.process.interrupt import Interrupt
 from moeinf.terminal.remote.look import loaded_there, server_here
 from moeinf.terminal.session_opening import check_template, ensure_stored, load
 from moeinf.terminal.user_notes import Notices, say

@@ -15,8 +15,8 @@ from moeinf.errors import ContextLengthError, UsageError
 from moeinf.terminal.answer_stats import stats_lines
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
-from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.picture_files import picture_part
+from moeinf.terminal.process.interrupt import Interrupt
 from moeinf.terminal.progress import PrefillCount, StatusLine
 from moeinf.terminal.screen import can_draw
 from moeinf.terminal.user_notes import Notices, say

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from moeinf.config.fit_options import FitOptions
 from moeinf.config.option import options
 from moeinf.config.pull_options import PullOptions
-from moeinf.terminal.interrupt import Ended
+from moeinf.terminal.process.interrupt import Ended
 from moeinf.terminal.screen import bar_text, can_draw, harmless
 from moeinf.text.quantities import eta_text, size_text, told_apart
 

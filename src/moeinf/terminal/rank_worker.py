@@ -12,7 +12,7 @@ from moeinf.config import RuntimeConfig
 from moeinf.config.option import options
 from moeinf.terminal.arguments.flags import with_flags
 from moeinf.terminal.arguments.shell_completion import model_names
-from moeinf.terminal.interrupt import end_at_once, end_at_once_at_endings
+from moeinf.terminal.process.interrupt import end_at_once, end_at_once_at_endings
 from moeinf.terminal.user_notes import say
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from moeinf.terminal import oneshot
 from moeinf.terminal.answer_writer import AnswerWriter
 from moeinf.terminal.arguments.chat_options import ChatOptions
 from moeinf.terminal.conversation_loop import Conversation
-from moeinf.terminal.interrupt import Interrupt
 from moeinf.terminal.oneshot import answer_once, prompt_text
+from moeinf.terminal.process.interrupt import Interrupt
 from moeinf.terminal.user_notes import Notices
 from tests.support.cli.scripted_model import ScriptedModel, Thought
 

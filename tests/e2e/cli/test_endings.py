@@ -111,7 +111,7 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     """The first one is being heeded: what is opened is closed, which takes as long as it takes."""
     code = """
 import os, signal, time
-from moeinf.terminal.interrupt import unwind_at_endings
+from moeinf.terminal.process.interrupt import unwind_at_endings
 unwind_at_endings()
 try:
     os.kill(os.getpid(), signal.SIGHUP)
@@ -126,7 +126,7 @@ finally:
 
 def test_nohup_is_heeded(start: Start) -> None:
     code = (
-        "import os, signal, sys; from moeinf.terminal.interrupt import unwind_at_endings; unwind_at_endings(); "
+        "import os, signal, sys; from moeinf.terminal.process.interrupt import unwind_at_endings; unwind_at_endings(); "
         "os.kill(os.getpid(), signal.SIGHUP); sys.exit(7)"
     )
     assert start("nohup", sys.executable, "-c", code).wait(30) == 7

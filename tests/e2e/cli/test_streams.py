@@ -65,7 +65,7 @@ def test_a_reader_that_has_gone_is_no_reason_for_a_line(environment: dict[str, s
 
 
 def test_a_character_that_the_output_cannot_have_is_written_as_its_number(environment: dict[str, str]) -> None:
-    words = "from moeinf.terminal.streams import open_streams; open_streams(); print('caf\u00e9')"
+    words = "from moeinf.terminal.process.streams import open_streams; open_streams(); print('caf\u00e9')"
     done = shell(environment | {"PYTHONIOENCODING": "ascii"}, f'"{sys.executable}" -c "{words}"')
     assert (done.stdout, done.stderr) == ("caf\\xe9\n", "")
 

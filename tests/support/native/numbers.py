@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def _draw_token(world: World) -> Arguments:
         "uniform": world.rng.random(),
         "isa": world.rng.choice(_native.available_isas()),
     }
+
+
+@call("end_if_unbegun")
+def _end_if_unbegun(world: World) -> Arguments:
+    told = SimpleNamespace(err_msg=world.rng.choice([None, "Exception ignored in a callback"]), exc_type=MemoryError)
+    return {"line": "Error\n", "otherwise": lambda told: None, "unraisable": told}
 
 
 @call("all_finite", holds=lambda given, found: found is bool(np.isfinite(given["numbers"]).all()))

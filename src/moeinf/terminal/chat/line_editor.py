@@ -22,7 +22,7 @@ from moeinf.config.user_text import decoded
 from moeinf.store.processes.locks import locked
 from moeinf.terminal.chat.keyboard import hush, lines_typed_ahead
 from moeinf.terminal.chat.tab_completion import CommandCompleter
-from moeinf.terminal.interrupt import Ended, endings_told
+from moeinf.terminal.process.interrupt import Ended, endings_told
 from moeinf.terminal.screen import moves_cursor
 
 _MAX_ENTRIES = 1000

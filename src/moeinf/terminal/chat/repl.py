@@ -11,7 +11,7 @@ from moeinf.terminal.chat.commands import Commands
 from moeinf.terminal.chat.line_editor import LineReader
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation_loop import Conversation
-from moeinf.terminal.interrupt import SECOND_INTERRUPT_S
+from moeinf.terminal.process.interrupt import SECOND_INTERRUPT_S
 from moeinf.terminal.user_notes import say
 
 _QUOTES = '"""'
