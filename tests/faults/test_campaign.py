@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import random
 import time
 from collections import Counter
@@ -72,6 +73,24 @@ def test_a_command_that_is_killed_or_refused_a_call_leaves_a_whole_store(tmp_pat
         (tmp_path / "place" / "home" / "names" / "demo" / "latest").write_text("{")
         with pytest.raises(AssertionError):
             played.check(tmp_path / "place" / "home")
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_a_thread_that_is_refused_its_first_memory_ends_a_command_with_a_line(tmp_path: Path) -> None:
+    scene = SCENES["verify"]
+    with stage(tmp_path, built(strikes.SOURCE, tmp_path)) as played:
+        wanted, before = played.whole(scene), played.before(scene)
+        strike = (strikes.KINDS["map"], 1, strikes.FAIL, errno.ENOMEM)
+        ended = strikes.struck(played, scene, strike, before, wanted)
+        assert not ended.calls or "not enough memory" in ended.err  # Python 3.10 has frames beside its other objects
+
+
+def test_a_sweep_takes_every_kth_of_many_calls(tmp_path: Path) -> None:
+    turn = Turn(random.Random(1), 0, tmp_path, 1.0)
+    assert [*strikes.every_kth(turn, 7, 20)] == [*range(1, 8)]
+    for last in (21, 40, 41, 2267):
+        taken = strikes.every_kth(turn, last, 20)
+        assert set(taken) <= set(range(1, last + 1)) and last // math.ceil(last / 20) <= len(taken) <= 20
 
 
 def test_steps_take_what_there_is_by_turns(tmp_path: Path) -> None:

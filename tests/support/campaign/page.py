@@ -26,6 +26,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "failing": "calls that failed",
     "short": "reads and writes that were short",
     "slow": "calls that took 0.2 s longer",
+    "unswept": "",  # of the calls of a sweep, those between every k-th
     "power": "power cuts",
     "world": "",
     "session": "",
@@ -34,7 +35,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "server": "",
     "stranger": "",
     "cable": "",
-    "beyond us": "commands for which Python waited for ever, for a thread that was refused memory as it began",
+    "beyond us": "commands that waited for ever for a thread that was refused memory, until it was mended",
 }
 Steps = Sequence[dict[str, Any]]
 

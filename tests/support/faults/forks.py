@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from tests.support.faults.seccomp import deny
 
 _PATIENCE_S = 60.0  # for a command of a second: beyond it, it hangs
-_SOON_S = 5.0  # beyond which one does whose thread could not begin
 _BODY = {"model": "demo", "prompt": "The king said", "stream": False, "options": {"num_predict": 6, "seed": 7}}
 # With all that they import, what the commands load late.
 _IMPORTED = (
@@ -117,7 +116,7 @@ def _outcome(case: Case) -> Outcome:
     if case.serves:
         status, answer = _ask(child, err)
         _signal(child, signal.SIGTERM)
-    code, hung = _wait(child, err)
+    code, hung = _wait(child)
     texts = [os.pread(file, 1 << 20, 0).decode(errors="replace") for file in (out, err)]
     for file in (out, err):
         os.close(file)
@@ -193,13 +192,10 @@ def _ask(child: int, err: int) -> tuple[int, str]:
         return 0, f"no answer: {error!r}"
 
 
-def _wait(child: int, err: int) -> tuple[int, bool]:
+def _wait(child: int) -> tuple[int, bool]:
     """The exit code, and whether it had to be killed."""
-    end, hung, at = time.monotonic() + _PATIENCE_S, False, 0.0
+    end, hung = time.monotonic() + _PATIENCE_S, False
     while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if not at and b"in thread started by" in os.pread(err, 1 << 16, 0):
-            at = time.monotonic()  # Python may wait for that thread for ever, and then has nothing more to say
-            end = min(end, at + _SOON_S)
         if time.monotonic() > end:
             _signal(child, signal.SIGKILL)
             hung = True
