@@ -55,6 +55,15 @@ _RENAMED = (
     (r"model\.vision_tower\.patch_embedder\.input_proj\.", "v.patch_embd."),
     (r"model\.vision_tower\.patch_embedder\.position_embedding_table", "v.position_embd.weight"),
     (r"model\.embed_vision\.embedding_projection\.", "mm.input_projection."),
+    (r"vision_tower\.vision_model\.embeddings\.patch_embedding", "v.patch_embd"),
+    (r"vision_tower\.vision_model\.pre_layrnorm", "v.pre_ln"),
+    (r"vision_tower\.vision_model\.encoder\.layers\.(\d+)\.", r"v.blk.\1."),
+    (r"self_attn\.([qkv])_proj\.(?!linear)", r"attn_\1."),
+    (r"self_attn\.out_proj", "attn_out"),
+    (r"layer_norm([12])", r"ln\1"),
+    (r"^(v\.blk\.\d+)\.mlp\.fc1", r"\1.ffn_up"),
+    (r"^(v\.blk\.\d+)\.mlp\.fc2", r"\1.ffn_down"),
+    (r"patch_merge_mlp\.linear_", "mm.merger.fc"),
     (r"vision_tower\.patch_conv", "v.patch_embd"),
     (r"vision_tower\.ln_pre", "v.pre_ln"),
     (r"vision_tower\.transformer\.layers\.(\d+)\.", r"v.blk.\1."),
@@ -220,6 +229,25 @@ def _of_pixtral(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _of_minimax(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v.get("image_size", 2016),
+        "vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+        "projector_type": "minimax_m3",
+        "use_gelu": True,
+        "vision.attention.layer_norm_epsilon": v.get("layer_norm_eps", 1e-5),
+        "vision.spatial_merge_size": v.get("spatial_merge_size", 2),
+    }
+
+
+def _halves_together(heads: Floats) -> Floats:
+    """Of each head six parts by turns, as the converter of MiniMax-M3 puts them: [heads, rows of one, ..]."""
+    third = heads.shape[1] // 3 // 2
+    parts = [slice(i * third, (i + 1) * third) for i in (0, 3, 1, 4, 2, 5)]
+    return np.concatenate([*(heads[:, part] for part in parts), heads[:, 6 * third :]], axis=1)
+
+
 _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]] = {
     "gemma4": _of_gemma,
     "glm4v_moe": _of_glm,
@@ -227,6 +255,7 @@ _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict
     "glm5v": _of_kimi,
     "kimi_k25": _of_kimi,
     "llama4": _of_llama,
+    "minimax_m3_vl": _of_minimax,
     "mistral3": _of_pixtral,
     "qwen3_5_moe": _of_qwen,
     "qwen3_vl_moe": _of_qwen,
@@ -249,9 +278,13 @@ def as_in_files(
             for each in (queries, keys)
         ]
         yield renamed, np.concatenate([*both, others])
-    elif name.endswith("patch_embed.proj.weight") and values.ndim == 5:
+    elif name.endswith(("patch_embed.proj.weight", "patch_embedding.weight")) and values.ndim == 5:
         yield renamed, np.ascontiguousarray(values[:, :, 0])
         yield f"{renamed}.1", np.ascontiguousarray(values[:, :, 1])
+    elif re.search(
+        r"vision_tower\.vision_model.*[qk]_proj", name
+    ):  # halves of time, rows and columns, not three of each
+        yield renamed, _halves_together(values.reshape(num_heads, -1, *values.shape[1:])).reshape(values.shape)
     elif re.search(r"vision_tower\.transformer.*[qk]_proj", name):  # pairs that are turned together, side by side
         heads = values.reshape(num_heads, 2, -1, values.shape[1])
         yield renamed, np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)

@@ -143,6 +143,7 @@ MARKS = {
     ),
     "glm5_next": replace(_OF_GLM, settings={"max_image_tokens": 30}),
 }
+_AS_CONVERTED = ("gemma4", "minimax_m3_vl")  # of which the converter knows the first layout of experts
 FAMILIES = ("qwen3_5_moe", "gemma4")
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
@@ -173,7 +174,7 @@ def write_seeing(
     config, marks = seeing_config(family), MARKS[family]
     plan = family_of(config).tensors
     shapes = dict(plan.dense) | {
-        name: shape for name, (shape, _) in plan.experts[0 if family == "gemma4" else -1].items()
+        name: shape for name, (shape, _) in plan.experts[0 if family in _AS_CONVERTED else -1].items()
     }
     shapes |= plan.vision if sighted else {}
     generator = torch.Generator().manual_seed(5)
@@ -207,7 +208,7 @@ def write_seeing_gguf(folder: Path, family: str, tower: str = "mmproj-F32.gguf",
     fields = tokenizer_fields(json.loads((source / "tokenizer.json").read_text()), size=400, bos=0, eos=1)
     fields["tokenizer.chat_template"] = (source / "chat_template.jinja").read_text()
     text = {name: tensor for name, tensor in tensors.items() if name not in seen_by}
-    if family != "gemma4":
+    if family not in _AS_CONVERTED:
         text = dict(each for item in text.items() for each in _experts_apart(*item))
     [model] = write_gguf(folder / "model.gguf", config, text, kinds=lambda name: "F32", metadata=fields)
     mmproj = write_mmproj(

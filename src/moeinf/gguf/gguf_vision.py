@@ -15,6 +15,7 @@ from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
 from moeinf.gguf.placement import DenseSource
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
+from moeinf.gguf.sights.minimax_sight import MINIMAX
 from moeinf.gguf.sights.moonvit_sight import MOONVIT
 from moeinf.gguf.sights.pooling_sight import POOLING
 from moeinf.gguf.sights.projecting_sights import PROJECTING
@@ -28,7 +29,7 @@ _LOOKED_UP = re.compile(r"pos(ition)?_emb")  # in the names of tables
 _OF_SOUND = ("a.", "mm.a.")  # what tensors of a model of sound begin with, which the same file may hold
 
 
-_SIGHTS: Mapping[str, Sight] = {**MERGING, **MOONVIT, **POOLING, **PROJECTING}
+_SIGHTS: Mapping[str, Sight] = {**MERGING, **MINIMAX, **MOONVIT, **POOLING, **PROJECTING}
 
 
 def may_see(gguf: Gguf) -> bool:

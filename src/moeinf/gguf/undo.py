@@ -98,6 +98,28 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsOfHeads:
+    """The first rows of each head, seen as an array of `sizes`, in another order of its axes; others stay."""
+
+    heads: int
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def becomes(self, kinds: Sequence[Kind]) -> Kind | None:
+        (kind,) = kinds
+        rows = kind.shape[0] if len(kind.shape) == 2 or (len(kind.shape) == 1 and kind.plain) else 0
+        fits = self.heads > 0 and rows % self.heads == 0 and 0 < math.prod(self.sizes) <= rows // self.heads
+        return kind if fits else None
+
+    def apply(self, sources: Sequence[Stored]) -> ByteArray:
+        heads = sources[0].data.reshape(self.heads, sources[0].kind.shape[0] // self.heads, -1)
+        count = math.prod(self.sizes)
+        order = (0, *(1 + axis for axis in self.axes), 1 + len(self.axes))
+        moved = heads[:, :count].reshape(self.heads, *self.sizes, -1).transpose(order)
+        return np.concatenate([moved.reshape(self.heads, count, -1), heads[:, count:]], axis=1).reshape(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of a matrix, seen as an array of `sizes`, in another order of its axes."""
 
@@ -296,6 +318,7 @@ _KINDS = (
     *(
         Reshape,
         Rows,
+        RowsOfHeads,
         Columns,
         TakeRows,
         Stack,

@@ -29,6 +29,7 @@ MINIMAX_M3: dict[str, Any] = {"model_type": "minimax_m3_vl", "text_config": _TEX
 SEEING: dict[str, dict[str, Any]] = {
     "minimax_m3_vl": MINIMAX_M3
     | {
+        "text_config": _TEXT | {"swiglu_limit": 7.0},  # that of GGUF files
         "vision_config": {
             "hidden_size": 40,
             "intermediate_size": 24,

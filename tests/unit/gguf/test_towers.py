@@ -115,6 +115,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral4", {"clip.vision.spatial_merge_size": 3}, "which the metadata mean"),
     ("llama4", {"clip.projector_type": "pixtral"}, "takes 'llama4'"),
     ("llama4", {"clip.vision.image_size": 24}, "which the metadata mean"),
+    ("minimax_m3_vl", {"clip.use_gelu": False}, "use_gelu"),
+    ("minimax_m3_vl", {"clip.vision.embedding_length": 32}, "which the metadata mean"),
     ("gemma4", {"clip.vision.projector_type": "gemma3"}, "takes 'gemma4v'"),
     ("gemma4", {"clip.vision.image_std": [0.5] * 3}, "normalised"),
     ("gemma4", {"clip.vision.attention.head_count": 2}, "which the metadata mean"),

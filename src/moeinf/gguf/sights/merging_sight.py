@@ -34,7 +34,7 @@ def deep_blocks(m: Metadata) -> list[int]:
     return [i for i, each in enumerate(m.values("vision.is_deepstack_layers") or []) if each]
 
 
-def _merged_pictures(m: Metadata) -> JsonObject:
+def merged_pictures(m: Metadata) -> JsonObject:
     bounds = {name: m.count(f"vision.image_{name}", 0) for name in ("min_pixels", "max_pixels")}
     return normalised(m) | {name: count for name, count in bounds.items() if count}
 
@@ -77,7 +77,7 @@ def _qwen(family: str) -> Sight:
         "qwen3vl_merger",
         _merging,
         partial(three_positions, interleaved=True),
-        _merged_pictures,
+        merged_pictures,
         _OF_QWEN,
         _OF_MERGING,
         of_film,
@@ -147,7 +147,7 @@ MERGING = {
         "glm4v",
         _glm,
         partial(three_positions, interleaved=False),
-        _merged_pictures,
+        merged_pictures,
         _IDS_OF_GLM,
         _OF_GLM,
         of_film,
