@@ -32,7 +32,7 @@ _ERRNOS: Final = {
     "connect": (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH),
 }
 _HANG_MS: Final = 200
-_MOST: Final = {FAIL: 300, SHORT: 600, HANG: 20}  # calls of one kind and scene of a sweep
+_MOST: Final = {FAIL: 300, SHORT: 600, HANG: 12}  # calls of one kind and scene of a sweep
 SOURCE: Final = Path(forks.__file__).with_name("struck_calls.cc")
 
 
