@@ -16,7 +16,7 @@ def main() -> None:
     end_at_once_at_endings()
     try:
         from moeinf.cli import main as command
-    except (ImportError, MemoryError, OSError) as error:  # what comes later is for cli.py to tell
+    except (ImportError, MemoryError, OSError, SystemError) as error:  # what comes later is for cli.py to tell
         from moeinf.errors import of_the_machine
 
         sys.exit(f"Error: {of_the_machine(error) or error}")

@@ -34,6 +34,9 @@ LIMIT_REMEDIES: Mapping[int, str] = {
 # larger than a float holds, or infinite, which is no ValueError.
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
+# What Python 3.11 raises where the frame of a function is refused memory. Of a fault in native code it says more.
+_LOST_MEMORY_ERROR = "error return without exception set"
+
 UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _GONE = "its device has gone: connect it and mount its file system again"
@@ -196,7 +199,8 @@ class StarvedError(MoeinfError):
 def of_the_machine(error: BaseException) -> MoeinfError | None:
     """The line for what Python itself raises where the machine gives too little; None for any other error."""
     too_little = isinstance(error, ImportError) and re.search(r"map segment|allocate memory", str(error))
-    if isinstance(error, MemoryError) or too_little:
+    lost = isinstance(error, SystemError) and str(error) == _LOST_MEMORY_ERROR
+    if isinstance(error, MemoryError) or too_little or lost:
         return OutOfMemoryError(f"not enough memory; {REMEDIES[errno.ENOMEM]}")
     if isinstance(error, ImportError):
         return MoeinfError(
