@@ -35,7 +35,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "server": "",
     "stranger": "",
     "cable": "",
-    "beyond us": "commands that waited for ever for a thread that was refused memory, until it was mended",
+    "beyond us": "",
 }
 Steps = Sequence[dict[str, Any]]
 

@@ -208,7 +208,8 @@ def stage(folder: Path, library: Path, place: Path | None = None, *, quick: bool
     write_checkpoint(folder / "hub")
     with serving(folder / "hub") as hub:
         environment = {"LD_PRELOAD": str(library), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(folder / "hf")}
-        forks = Forks(environment | {"HF_HUB_DISABLE_XET": "1", "MOEINF_FOREIGN": "0"})
+        environment |= {"HF_HUB_DISABLE_XET": "1", "MOEINF_FOREIGN": "0", "PYTHONFAULTHANDLER": "1"}
+        forks = Forks(environment)
         try:
             yield Stage(folder, forks, place or folder / "place", quick=quick)
         finally:
