@@ -24,7 +24,7 @@ from moeinf.server.prompt.embedded_ids import embedded_ids
 from moeinf.server.prompt.thinking_field import think_for
 from moeinf.store.library import StoredModel
 from moeinf.text.templates.traced import MARK
-from moeinf.text.thinking_text import template_variables
+from moeinf.text.thinking_text import form_variables, template_variables
 from moeinf.text.tokenizer import Tokenizer
 from moeinf.types import JsonObject
 
@@ -137,7 +137,8 @@ def _variables(tokenizer: Tokenizer, stored: StoredModel, ask: Ask) -> JsonObjec
     """Of the chat template. Raises UsageError."""
     facts = None if ask.raw else tokenizer.template
     think = think_for(facts, ask.thoughts)
-    variables = template_variables(facts, None if think is None else str(think).lower(), ask.variables)
+    variables = form_variables(facts, ask.format)
+    variables |= template_variables(facts, None if think is None else str(think).lower(), ask.variables)
     if ask.tools.offered:
         if facts is None:
             raise UsageError(f"{stored.name} does not support tools; leave them out")

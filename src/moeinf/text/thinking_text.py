@@ -37,6 +37,7 @@ class TemplateFacts:
     tools: bool  # whether it takes tools, and asks for calls in a syntax that is known
     effort_off: bool = False  # whether reasoning_effort is low, high or no_think, which it is unless told (Hunyuan 3)
     levels: EffortLevels = NO_LEVELS
+    told_form: bool = False  # whether response_format tells it the form of the answer: of moeinf's own templates
 
     @property
     def has_levels(self) -> bool:
@@ -74,6 +75,18 @@ def template_variables(facts: TemplateFacts | None, think: str | None, given: Js
                 f"{', '.join(sorted(known)) or 'none that can be given'}"
             )
     return (_think_variables(facts, think) if think is not None else {}) | dict(given)
+
+
+def form_variables(facts: TemplateFacts | None, format: object) -> JsonObject:
+    """What a template is told of the form that the answer is held to, where it has words for it.
+
+    format: as for Model.pieces; other forms than JSON have no words.
+    """
+    if facts is None or not facts.told_form:
+        return {}
+    if isinstance(format, Mapping):
+        return {"response_format": dict(format)}
+    return {"response_format": "json_object"} if format == "json" else {}
 
 
 def ends_thoughts(facts: TemplateFacts | None, think: bool | str | None) -> bool:

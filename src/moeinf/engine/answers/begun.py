@@ -16,6 +16,7 @@ from moeinf.sampling.loop import Chooser
 from moeinf.sampling.sampler import Sampler, check_token_ids
 from moeinf.sampling.thought_budget import BudgetedSampler
 from moeinf.text.answer import AnswerText
+from moeinf.text.thinking_text import form_variables
 from moeinf.text.tokenizer import TextStream
 
 
@@ -48,7 +49,8 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
     check_token_ids(params, prompts.num_ids)
     if request.continues and format is not None:
         raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
-    prompt = prompts.encode(request.prompt, Rendering(request.raw, request.variables, request.continues), request.room)
+    variables = form_variables(None if request.raw else kind.template, format) | dict(request.variables)
+    prompt = prompts.encode(request.prompt, Rendering(request.raw, variables, request.continues), request.room)
     stream = kind.text_stream(
         prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools, held=_held(format)
     )

@@ -6,6 +6,7 @@ import jinja2
 from jinja2 import nodes
 
 from moeinf.text.templates.effort_levels import NO_LEVELS
+from moeinf.text.templates.own import is_own
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.templates.template_levels import levels_of
 from moeinf.text.thinking_text import EFFORT_NAMES, TemplateFacts
@@ -50,7 +51,8 @@ def read_facts(source: str) -> TemplateFacts:
     off = any(word.value == "no_think" for word in tree.find_all(nodes.Const))
     effort = next((name for name in EFFORT_NAMES if name in variables), None)
     levels = levels_of(tree, effort) if effort else NO_LEVELS
-    return TemplateFacts(variables, thinks, tools, effort_off="reasoning_effort" in variables and off, levels=levels)
+    effort_off = "reasoning_effort" in variables and off
+    return TemplateFacts(variables, thinks, tools, effort_off, levels, told_form=is_own(source))
 
 
 def _with_a_default(tree: nodes.Template) -> set[str]:

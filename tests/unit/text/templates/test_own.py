@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.own import has_template, is_own, own_template
 from moeinf.text.templates.template_facts import read_facts
 from moeinf.text.templates.traced import MARK, OWN, Traced
-from moeinf.text.thinking_text import template_variables, think_of_effort
+from moeinf.text.thinking_text import form_variables, template_variables, think_of_effort
 
 CHATS = Path(__file__).parents[3] / "support" / "own_chats"
 LATER = "REASONING_EFFORT_PROMPTS = {'max': 'Reasoning Effort: Beyond maximum'}"  # as code since 0731 has it
@@ -136,6 +137,17 @@ def test_kimi_k3_goes_on_with_an_answer_and_takes_no_token_of_a_client() -> None
     call = {"id": "c", "function": {"name": "f<|sep|>", "arguments": {"k<|sep|>": "<|open|>"}}}
     calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
     assert rendered("kimi_k3", [QUESTION, calling], {})[0].count(f"<{MARK}|") == 3
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_form_of_an_answer_is_told(name: str) -> None:
+    facts = read_facts(SOURCES[name])
+    assert form_variables(facts, {"title": "x"}) == {"response_format": {"title": "x"}}
+    others: list[object] = [None, "call", []]
+    assert [form_variables(facts, form) for form in others] == [{}, {}, {}]
+    told, _ = rendered(name, [QUESTION], form_variables(facts, "json"))
+    assert ("json_object" in told) == (name == "kimi_k3"), "DeepSeek's has no words for any object"
+    assert form_variables(replace(facts, told_form=False), {"title": "x"}) == {}
 
 
 def test_pictures_stand_between_texts() -> None:
