@@ -1,7 +1,8 @@
 """The tools of a request to the Responses API, as chat templates take them, and what a call of one becomes there.
 
-A custom tool takes free text: the model sees a function with one argument, `input`. A tool in a namespace has the name
-of both, as namespaces mean nothing to templates.
+A custom tool takes free text: the model sees a function with one argument, `input`. A grammar of that text is told to
+the model: a Lark grammar in words, as no JSON schema says one; a regular expression as the pattern of the argument. A
+tool in a namespace has the name of both, as namespaces mean nothing to templates.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from moeinf.server.prompt.tool_choice import LEFT_OUT, chosen_tools, flat_name
 from moeinf.server.prompt.tools import checked_tools
 from moeinf.types import Json, JsonMapping, JsonObject, Tool
 
-_INPUT: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_TEXT: Final[JsonObject] = {"type": "string"}
+_GRAMMAR: Final = "The text of `input` has to keep to this Lark grammar:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,22 @@ def _functions(tool: JsonMapping, where: str, namespace: str | None = None) -> I
     if kind == "function":
         yield Origin(name, namespace), {**described, "parameters": tool.get("parameters") or {"type": "object"}}
         return
-    form = tool.get("format") or {}
-    if not isinstance(form, dict) or form.get("type", "text") != "text":
-        raise Refusal(400, f"{where}: the text of a custom tool is held to no grammar here; give format text")
-    yield Origin(name, namespace, is_custom=True), {**described, "parameters": _INPUT}
+    text, told = _form_of(tool.get("format") or {}, where)
+    if told:
+        described = {"description": f"{tool['description']}\n\n{told}" if described else told}
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    yield Origin(name, namespace, is_custom=True), {**described, "parameters": parameters}
+
+
+def _form_of(form: Json, where: str) -> tuple[JsonObject, str]:
+    """The schema of a custom tool's text, and what its description tells of it. Raises Refusal."""
+    kind = form.get("type", "text") if isinstance(form, dict) else None
+    if kind == "text":
+        return _TEXT, ""
+    syntax, definition = (form.get("syntax"), form.get("definition")) if isinstance(form, dict) else (None, None)
+    if kind == "grammar" and isinstance(definition, str) and definition:
+        if syntax == "regex":
+            return {**_TEXT, "pattern": f"^(?:{definition})$"}, ""
+        if syntax == "lark":
+            return _TEXT, f"{_GRAMMAR}\n\n{definition}"
+    raise Refusal(400, f"{where}.format is text, or a grammar with syntax lark or regex and a definition")

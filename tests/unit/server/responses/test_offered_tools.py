@@ -34,6 +34,18 @@ def test_every_kind_of_tool_becomes_a_function() -> None:
     assert found.tools.offered[1]["function"]["parameters"]["required"] == ["input"]
 
 
+def test_a_model_is_told_the_grammar_of_a_custom_tool() -> None:
+    """As newer Codex gives its apply_patch one."""
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: X"}
+    patch = {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": grammar}
+    regex = {**grammar, "syntax": "regex", "definition": "a|b"}
+    first, second = offered(patch, G | {"format": regex}).tools.offered
+    told = first["function"]["description"]
+    assert told.startswith("Patches.\n\n") and told.endswith("\n\nstart: X")
+    assert second["function"]["parameters"]["properties"]["input"] == {"type": "string", "pattern": "^(?:a|b)$"}
+    assert "description" not in second["function"]
+
+
 CHOICES: list[tuple[Any, list[str], str | None]] = [
     (None, ["f", "ns__f", "ns__g"], None),
     ("auto", ["f", "ns__f", "ns__g"], None),
@@ -60,7 +72,10 @@ WRONG: list[tuple[list[Any], Any, str]] = [
     ([SPACE | {"tools": [SPACE]}], None, "a namespace must have"),
     ([SPACE | {"tools": None}], None, "a namespace must have"),
     ([F | {"parameters": "x"}], None, "JSON schema"),
-    ([G | {"format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}], None, "no grammar"),
+    ([G | {"format": {"type": "grammar", "syntax": "ebnf", "definition": "X"}}], None, "syntax lark or regex"),
+    ([G | {"format": {"type": "grammar", "syntax": "lark"}}], None, "a definition"),
+    ([G | {"format": {"type": "json"}}], None, "format is text, or a grammar"),
+    ([G | {"format": "text"}], None, "format is text, or a grammar"),
     ([F], "sometimes", "'sometimes'"),
     ([F], {"type": "web_search"}, "tool_choice cannot be"),
     ([F], {"type": "function"}, "name of the tool"),
