@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ _ERRNOS: Final = {
     "connect": (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH),
 }
 _HANG_MS: Final = 200
-_MOST: Final = {FAIL: 300, SHORT: 600, HANG: 12}  # calls of one kind and scene of a sweep
+_MOST: Final = {FAIL: 300, SHORT: 600, HANG: 4}  # calls of one kind and scene of a sweep
 _CRASHED_AT: Final = re.compile(r'\(most recent call first\):\n  File "([^"]*)"')
 SOURCE: Final = Path(forks.__file__).with_name("struck_calls.cc")
 
@@ -123,16 +124,16 @@ def calls(turn: Turn) -> Done:
     kind = rng.choice(("read", "write") if action == SHORT else [kind for kind in KINDS if kind != "connect"])
     if name in ("pull from the Hub", "serve") and action != SHORT and rng.random() < 0.3:
         kind = "connect"
-    return _one_after_the_other(turn, name, kind, action, turn.seconds)
+    return _one_after_the_other(turn, name, [kind], action, turn.seconds)
 
 
 def swept_calls(turn: Turn) -> Done:
     """All calls of one kind of a scene, as in calls, however long that takes, or every k-th, so that they are no more
-    than _MOST. A sweep is so many steps, each of which takes the next kind and scene."""
-    sweep = [(FAIL, kind) for kind in KINDS] + [(SHORT, "read"), (SHORT, "write")] + [(HANG, kind) for kind in KINDS]
-    number = turn.number % (len(sweep) * len(SCENES))
-    action, kind = sweep[number // len(SCENES)]
-    return _one_after_the_other(turn, turn.of(list(SCENES)), kind, action, math.inf, _MOST[action])
+    than _MOST. A sweep is so many steps, each of which takes the next kind and scene; slow calls of all kinds are one.
+    """
+    sweep = [(FAIL, [kind]) for kind in KINDS] + [(SHORT, ["read"]), (SHORT, ["write"]), (HANG, list(KINDS))]
+    action, kinds = sweep[turn.number % (len(sweep) * len(SCENES)) // len(SCENES)]
+    return _one_after_the_other(turn, turn.of(list(SCENES)), kinds, action, math.inf, _MOST[action])
 
 
 def every_kth(turn: Turn, last: int, most: int) -> range:
@@ -142,26 +143,27 @@ def every_kth(turn: Turn, last: int, most: int) -> range:
 
 
 def _one_after_the_other(
-    turn: Turn, name: str, kind: str, action: int, seconds: float, most: int = sys.maxsize
+    turn: Turn, name: str, kinds: Sequence[str], action: int, seconds: float, most: int = sys.maxsize
 ) -> Done:
     rng, scene, counts, faults = turn.rng, SCENES[name], Counter[str](), list[str]()
     what = {FAIL: "failing", SHORT: "short", HANG: "slow"}[action]
     with stage(turn.folder, built(SOURCE, turn.folder), quick=True) as played:
-        wanted, before = played.whole(scene), played.before(scene)
-        last = num_calls(played, scene, KINDS[kind])
-        begun, taken = time.monotonic(), every_kth(turn, last, most)
-        for at in rng.sample(taken, len(taken)):
-            if counts and time.monotonic() - begun > seconds:
-                break
-            value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
-            try:
-                outcome = struck(played, scene, (KINDS[kind], at, action, value), before, wanted)
-                counts["beyond us: Python crashes"] += outcome.code == -signal.SIGSEGV
-                counts[f"{what} {kind} calls: {name}"] += outcome.calls >= at
-            except AssertionError as error:
-                how = errno.errorcode[value] if action == FAIL else what
-                faults.append(f"{name}, call {at} of {last} of the kind {kind} ({how}): {error}")
-        counts[f"unswept: {what} {kind} calls"] = last - len(taken)
+        wanted, before, begun = played.whole(scene), played.before(scene), time.monotonic()
+        for kind in kinds:
+            last = num_calls(played, scene, KINDS[kind])
+            taken = every_kth(turn, last, most)
+            counts[f"unswept: {what} {kind} calls"] = last - len(taken)
+            for at in rng.sample(taken, len(taken)):
+                value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
+                try:
+                    outcome = struck(played, scene, (KINDS[kind], at, action, value), before, wanted)
+                    counts["beyond us: Python crashes"] += outcome.code == -signal.SIGSEGV
+                    counts[f"{what} {kind} calls: {name}"] += outcome.calls >= at
+                except AssertionError as error:
+                    how = errno.errorcode[value] if action == FAIL else what
+                    faults.append(f"{name}, call {at} of {last} of the kind {kind} ({how}): {error}")
+                if time.monotonic() - begun > seconds:
+                    break
     return Done(+counts, faults)
 
 
