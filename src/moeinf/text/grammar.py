@@ -24,7 +24,7 @@ from moeinf.text.forms.held_calls import any_object, escaped, rules_of_calls
 from moeinf.text.forms.json_space import AnswerStart, JsonSpace, SpaceTokens, token_name
 from moeinf.text.forms.languages import GrammarError, expression
 from moeinf.text.harmony_channels import in_head
-from moeinf.text.thoughts import Tags, state_behind, tag_ids
+from moeinf.text.thoughts import SOLAR_BEGIN, SOLAR_CONTENT, SOLAR_TAGS, Tags, state_behind, tag_ids
 from moeinf.text.tool_calls.syntaxes.harmony_heads import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from moeinf.types import JsonMapping, JsonObject
 
@@ -169,10 +169,13 @@ class Grammars:
         _check(matcher)
         return matcher
 
-    def around_thoughts(self, context: Sequence[int], tags: Tags | None, opens: Sequence[str]) -> Around:
+    def around_thoughts(
+        self, context: Sequence[int], tags: Tags | None, opens: Sequence[str], *, framed: bool = False
+    ) -> Around:
         """What may stand around an answer that follows `context`, where thoughts stand between tags.
 
-        opens: the marks behind which the model calls tools; what it writes there is free.
+        opens: the marks behind which the model calls tools; what it writes there is free. framed: the answer's prefix
+        holds the mark of its own message, where answers are messages.
         """
         call = f"({' | '.join(_literal(self._tokenizer, each) for each in opens)}) {self._all_but()}*" if opens else ""
         calls = tuple(map(self._written, opens))
@@ -189,7 +192,16 @@ class Grammars:
             begin, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
         whole, opens_with, closes = f"thought {_SPACE_BEFORE_ANSWER}", *map(self._written, tags)
         start = AnswerStart(b"" if state == "opened" else opens_with, closes, calls)
+        if tags == SOLAR_TAGS and (message := self._solar_message()):
+            head = "" if framed else message[1]
+            start = start if framed else AnswerStart(closes=self._written(SOLAR_CONTENT), calls=calls)
+            return Around(f"({begin} thought {message[0]})?", head, call, (thought,), start)
         return Around(whole if state == "opened" else f"({begin} {whole})?", "", call, (thought,), start)
+
+    def _solar_message(self) -> tuple[str, str] | None:
+        """What Solar writes behind a thought, and in front of an answer; None where the marks are no tokens."""
+        ids = [self._tokenizer.token_to_id(name) for name in (SOLAR_BEGIN, SOLAR_CONTENT)]
+        return None if None in ids else (f'<[{ids[0]}]> "assistant"', f"<[{ids[1]}]>")
 
     def around_messages(self, context: Sequence[int], *, framed: bool, tools: bool) -> Around:
         """What stands around an answer of gpt-oss: its analysis, and the head of its final message.

@@ -147,7 +147,7 @@ class TextWorker:
             around = grammars.around_messages(ids, framed=framed, tools=may_call)
         else:
             opens = self._syntax.opens if self._syntax is not None and may_call else ()
-            around = grammars.around_thoughts(ids, tags_of(self._source(request)), opens)
+            around = grammars.around_thoughts(ids, tags_of(self._source(request)), opens, framed=framed)
         return grammars.constrain(request["stream"], around, forms)
 
     def thoughts(self, request: JsonMapping) -> JsonObject:

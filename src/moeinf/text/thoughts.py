@@ -25,10 +25,11 @@ _SHORTER: Mapping[Tags, tuple[Tags, ...]] = {  # which a template opens instead,
 }
 _LABELS = {"<|channel>": "thought"}  # words that follow a tag, and are no part of the thought
 _HUNYUAN: Tags = ("<think:opensource>", "</think:opensource>")  # whose template puts the names of tokens together
-_SOLAR: Tags = ("<|think|>", "<|end|>")  # which also end other messages
+SOLAR_TAGS: Tags = ("<|think|>", "<|end|>")  # which also end other messages
+SOLAR_BEGIN, SOLAR_CONTENT = "<|begin|>", "<|content|>"  # what begins a message, and an answer in one
 XTML_TAGS: Tags = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")  # Kimi K3's, whose template puts them together
 _RESPONSE: Tags = ("<response>", "</response>")  # Granite 3.3's, around what it says behind its thought
-_AGAIN: Tags = ("assistant", _SOLAR[1])  # Solar's answer is a message of its own: <|begin|>assistant<|content|>
+_AGAIN: Tags = ("assistant", SOLAR_TAGS[1])  # Solar's answer is a message of its own: <|begin|>assistant<|content|>
 
 
 def tags_of(template: str) -> Tags | None:
@@ -40,8 +41,8 @@ def tags_of(template: str) -> Tags | None:
         return _HUNYUAN
     if "'<|open|>' + tag" in template and "'think'" in template:
         return XTML_TAGS
-    if f"<|begin|>assistant{_SOLAR[0]}" in template:
-        return _SOLAR
+    if f"{SOLAR_BEGIN}assistant{SOLAR_TAGS[0]}" in template:
+        return SOLAR_TAGS
     return next((tags for tags in _TAGS if tags[1] in template), None)
 
 
@@ -52,7 +53,7 @@ def without_label(thought: str, tags: Tags) -> str:
 
 def answer_tags_of(template: str) -> Tags | None:
     """Returns the tags that a chat template has a model put its answer between, behind a thought; None for others."""
-    if tags_of(template) == _SOLAR:
+    if tags_of(template) == SOLAR_TAGS:
         return _AGAIN
     return _RESPONSE if _RESPONSE[0] in template else None
 
