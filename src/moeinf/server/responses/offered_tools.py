@@ -94,7 +94,7 @@ def _functions(tool: JsonMapping, where: str, namespace: str | None = None) -> I
     text, told = _form_of(tool.get("format") or {}, where)
     if told:
         described = {"description": f"{tool['description']}\n\n{told}" if described else told}
-    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     yield Origin(name, namespace, is_custom=True), {**described, "parameters": parameters}
 
 
