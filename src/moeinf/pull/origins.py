@@ -63,12 +63,14 @@ class Origin:
     def variant_name(self, wanted: Quantisation, name: str | None = None) -> str:
         """Its name with adapter and formats as its tag; without a tag if there is neither.
 
-        A tag of its own name that tells its revision stays. name: that the user gave, without a tag, and that says
-        enough of an adapter.
+        A tag of its own name that tells its revision stays, and one that tells its file of the Hub. name: that the user
+        gave, without a tag, and that says enough of an adapter.
         """
         word, tag = parse_name(name or self.name)
         revision = revision_tag(self.source.revision)
         parts = [revision] if name is None and revision and f"{tag}-".startswith(f"{revision}-") else []
+        of_file = parse_name(default_name(self.source))[1]
+        parts = [of_file] if name is None and self.source.file and of_file != DEFAULT_TAG else parts
         parts += [_adapter_name(self.adapter)] if self.adapter and name is None else []
         parts += [] if wanted == KEEP else [wanted.tag]
         return f"{word}:{'-'.join(parts)}" if parts else word

@@ -35,7 +35,7 @@ from moeinf.store.naming.names import (
 )
 from moeinf.store.processes.leftovers import find_leftovers, free_locks
 from moeinf.store.processes.locks import locked
-from moeinf.store.processes.partials import PartialPull, find_partials
+from moeinf.store.processes.partials import PartialPull, find_partials, parse_source_record
 from moeinf.store.spread.copy_list import CopyList
 
 # Beside the manifest: the state of the source that the model was made of. `verify` deletes it when it finds damage.
@@ -366,7 +366,8 @@ class Library:
 def _made_of_source(models: Iterable[StoredModel], reference: str) -> StoredModel | None:
     """The model that was pulled from a repository of the Hub, at the revision that the reference has.
 
-    Of several, one under the name that a pull gives goes first. What `create` has made of it is another model.
+    Of several, one under the name that a pull gives goes first. What `create` has made of it is another model, and so
+    is one that an adapter is in.
     """
     asked = address_source(reference) or repository_source(reference)
     if asked is None:
@@ -374,11 +375,16 @@ def _made_of_source(models: Iterable[StoredModel], reference: str) -> StoredMode
     found = []
     for model in models:
         with suppress(StoreError):  # whatever it was made of, a damaged one cannot be used
-            if not model.preset_text and _is_of(model, asked):
+            if not model.preset_text and _is_of(model, asked) and not _has_adapter(model):
                 found.append(model)
     usual = ":".join(parse_name(default_name(asked)))
     found.sort(key=lambda model: (model.revision != asked.revision, model.name != usual))
     return next(iter(found), None)
+
+
+def _has_adapter(model: StoredModel) -> bool:
+    asked = parse_source_record(model.source_record())
+    return asked is not None and asked.adapter is not None
 
 
 def _is_of(model: StoredModel, asked: ModelSource) -> bool:

@@ -17,9 +17,11 @@ from moeinf.pull.gguf.gguf_files import choose
 from moeinf.pull.hub import download
 from moeinf.pull.pull import ensure, plan_pull, pull
 from moeinf.store.files import write_fully
+from moeinf.store.format import MERGED_FILE
 from moeinf.store.library import Library
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
 from moeinf.store.verify import verify
+from tests.support.adapters import factors, write_adapter
 from tests.support.converter.record import checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.hub_server import RANGE_BYTES, REPO, Hub, point_client_at, serving
@@ -205,3 +207,20 @@ def test_what_the_server_spoils_is_never_published(server: Hub, tmp_path: Path) 
     with pytest.raises((HubError, CheckpointError)):
         pull(f"{REPO}:Q8_0", home=tmp_path)
     assert Library(tmp_path).list() == []
+
+
+def test_an_adapter_is_merged_beside_a_file_of_the_hub(server: Hub, tmp_path: Path) -> None:
+    module = "model.layers.0.self_attn.q_proj"
+    lora = PullOptions(lora=str(write_adapter(tmp_path / "tuned", factors(module, 96, 64))))
+    plan = plan_pull(f"{REPO}:Q8_0", lora, home=tmp_path)
+    stored, plain = ensure(f"{REPO}:Q8_0", lora, home=tmp_path), ensure(f"{REPO}:Q8_0", home=tmp_path)
+    assert (plan.name, stored.name, plain.name) == ("tiny-moe:q8_0-tuned",) * 2 + ("tiny-moe:q8_0",)
+    assert plan.needed_bytes > plan.fetch_bytes == plan_pull(f"{REPO}:Q8_0", home=tmp_path / "other").fetch_bytes
+    assert stored.manifest.in_place is not None
+    assert [file.file for file in stored.manifest.in_place.files] == ["Tiny-MoE-Q8_0.gguf", MERGED_FILE]
+    assert not (stored.path / "adapter_model.safetensors").exists() and verify(stored) == []
+    place = next(each for each in stored.manifest.in_place.dense if each.name == f"{module}.weight")
+    assert [source.file for source in place.sources] == [1]
+    file = stored.path / "Tiny-MoE-Q8_0.gguf"
+    assert file.stat().st_ino == (plain.path / file.name).stat().st_ino, "it is downloaded once"
+    assert ensure(f"{REPO}:Q8_0", lora, home=tmp_path).id == pull("tiny-moe:q8_0-tuned", home=tmp_path).id == stored.id

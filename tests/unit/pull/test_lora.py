@@ -143,6 +143,8 @@ def test_adapters_of_the_hub(checkpoint: Path, tmp_path: Path, monkeypatch: pyte
         stored = pull(REPO, PullOptions(lora=lora), home=tmp_path / "home")
         assert stored.name == "tiny-moe:tiny-moe" and torch.equal(dense(stored, Q), merged())
         assert ensure(REPO, PullOptions(lora=lora), home=tmp_path / "home").id == stored.id
+        plain = ensure(REPO, home=tmp_path / "home")
+        assert plain.name == "tiny-moe:latest" and torch.equal(dense(plain, Q), random_tensors()[f"{Q}.weight"])
         words = "is an adapter: pull its model with it, `moeinf pull org/Tiny --lora"
         with pytest.raises(CheckpointError, match=words):
             pull(lora, home=tmp_path / "home")
