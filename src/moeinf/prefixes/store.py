@@ -54,7 +54,7 @@ def _alone(
 
 class Limits(NamedTuple):
     block_tokens: int = BLOCK_TOKENS
-    short_tokens: int = SHORT_TOKENS  # of prompts and sequences that are neither looked up nor kept
+    short_tokens: int = SHORT_TOKENS  # of prompts, sequences and beginnings that are neither looked up nor kept
     flush_s: float = FLUSH_S  # what `close` waits for the disk at most
 
 
@@ -123,7 +123,7 @@ class PrefixStore:
             way = self._find(tokens) if len(prompt) >= self._limits.short_tokens else []
             end = way[-1].end if way else 0
             intact = self._cache.rewinds or live == self._cache.length  # else only its rows are as they should be
-            if end <= (live if intact else 0):
+            if end <= max(live if intact else 0, self._limits.short_tokens):
                 left = self._cache.truncate(live)
                 return left, "live" if left else ""
             if self._load(way, live):

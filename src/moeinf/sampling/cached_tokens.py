@@ -110,8 +110,9 @@ class CachedTokens:
     """The tokens whose keys and values a cache holds, so that the next prompt reuses its common beginning.
 
     prefixes: where sequences are kept that had to leave the cache; None: nowhere.
-    exact: whether no more is reused than what has the bits that the prompt itself would give: of prompts, as many as
-    are rounded alike (docs/contributing/numerics.md), and not of answers.
+    exact: whether no more is reused than what has the bits that the prompt itself would give
+    (docs/contributing/numerics.md), and so nothing of answers. Else a chat that goes on has what was computed of it so
+    far, in whatever passes.
     """
 
     cache: KvCache
@@ -119,7 +120,7 @@ class CachedTokens:
     tokens: list[int] = field(default_factory=list)
     whole_pictures: bool = False  # whether no chunk may end within a picture, whose tokens have ids below 0
     exact: bool = False
-    prompt_length: int = 0  # of the last prompt
+    prompt_length: int = 0  # of the prompt that its first tokens were computed for
     reading: Sequence[int] = ()  # the prompt whose tokens it is being given
     all: Callable[[], Sequence[CachedTokens]] = tuple  # the sequences of the model
     room: Room | None = None  # the memory of all; None: each has its own
@@ -135,8 +136,9 @@ class CachedTokens:
         """The same of its tokens, or of those that it is being given."""
         common = common_length(tokens, prompt)
         if self.exact:
-            return min(common, self.prompt_length) if rounded_alike(self.prompt_length, len(prompt)) else 0
-        return common
+            common = min(common, self.prompt_length)
+        goes_on = common > self.prompt_length  # of what one computes anew, few tokens are lost
+        return common if goes_on or rounded_alike(self.prompt_length, len(prompt)) else 0
 
     def awaited(self, prompt: Sequence[int]) -> tuple[CachedTokens, int] | None:
         """A sequence that is being given what the prompt begins with, more than any has of it so far, and the tokens
@@ -201,7 +203,6 @@ class CachedTokens:
         """Keeps or fetches what is known of `prompt` but for its last token; how many tokens, and where from."""
         common = min(self.begins_with(prompt), len(prompt) - 1)
         tokens, self.tokens = self.tokens, []  # of a cache that is changed until the end of this
-        self.prompt_length = len(prompt)
         if self.cache.outgrown(len(prompt)):
             if self.prefixes is not None:
                 self.prefixes.leave(tokens, 0)
@@ -217,6 +218,8 @@ class CachedTokens:
         else:
             reused, source = self.prefixes.restore(prompt[:-1], common)
         self.tokens = list(prompt[:reused])
+        if source != "live" or rounded_alike(self.prompt_length, len(prompt)):
+            self.prompt_length = len(prompt)
         return reused, source
 
     def borders(self, prompt: Sequence[int]) -> Sequence[int]:
@@ -233,6 +236,7 @@ class CachedTokens:
             self.cache.shared.write_from(common)
             return common
         self.cache.begin_as(best.cache, most)
+        self.prompt_length = best.prompt_length
         return most
 
     def end_of_chunk(self, prompt: Sequence[int], start: int, most: int, borders: Sequence[int]) -> int:

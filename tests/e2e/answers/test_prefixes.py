@@ -52,10 +52,10 @@ def answered(model: Model, prompt: Sequence[int], max_tokens: int = 1) -> tuple[
     return chooser.seen, stats
 
 
-def random_model(config: dict[str, Any], folder: Path) -> StoredModel:
+def random_model(config: dict[str, Any], folder: Path, **options: Any) -> StoredModel:
     weights = scaled(random_tensors(config, layout=-1), 0.1)
     source = write_checkpoint(folder / "source", weights, config | {"torch_dtype": "bfloat16"})
-    return pull(str(source), PullOptions(), home=folder / "home")
+    return pull(str(source), PullOptions(**options), home=folder / "home")
 
 
 def opened(stored: StoredModel, **options: Any) -> Model:
@@ -193,25 +193,43 @@ def test_a_gpu_takes_back_what_it_gave(name: str, tmp_path: Path) -> None:
     assert all(np.array_equal(one, other) for one, other in zip(*wanted.values(), strict=True))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The same recurrent model without prefixes and with them."""
-    config = all_configs()["qwen3_next"]
-    stored = random_model(config, tmp_path_factory.mktemp("pair"))
+@pytest.fixture(scope="module", params=["qwen3_next", "qwen3_moe"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same model without prefixes and with them: a recurrent one, and one with weights in q8_0, which every
+    instruction set rounds otherwise in a long prompt than in a short one."""
+    config = all_configs()[request.param]
+    stored = random_model(config, tmp_path_factory.mktemp("pair"), quant="q8_0")
     with opened(stored, prefix_memory="0") as plain, opened(stored, prefix_memory="2MiB") as keeping:
         yield plain, keeping
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(65, 120), st.integers(0, 9)), min_size=2, max_size=5))
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 120), st.integers(0, 9)), min_size=2, max_size=8))
 def test_tokens_are_those_of_a_model_that_keeps_nothing(pair: Any, wanted: list[tuple[int, int, int]]) -> None:
-    """Prompts that begin as one of three texts and go on otherwise, all of them long: rounded as long prompts are."""
+    """Prompts that begin as one of three texts and go on otherwise, long ones and short ones, each rounded as such."""
     plain, keeping = pair
     for text, length, rest in wanted:
         prompt = [*ids(120, text)[:length], *ids(rest, 7)]
         plain.generator.sequences.last.clear()
         expected, found = answered(plain, prompt)[0], answered(keeping, prompt)[0]
         assert np.array_equal(expected[0], found[0])
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["live", "kept"])
+def test_a_chat_that_began_short_gives_its_beginning_to_no_long_prompt(others: int, tmp_path: Path) -> None:
+    stored = random_model(all_configs()["qwen3_moe"], tmp_path, quant="q8_0")
+    first, prompt = ids(30, 1), [*ids(30, 1)[:20], *ids(70, 5)]
+    with opened(stored, prefix_memory="0") as plain:
+        wanted, _ = answered(plain, prompt, 4)
+    with opened(stored, prefix_memory="64MiB") as model:
+        said = [int(logits.argmax()) for logits in answered(model, first, 6)[0]]
+        _, stats = answered(model, [*first, *said, *ids(60, 2)])
+        assert stats.cached_tokens > len(first), "a chat goes on with what it has"
+        for _ in range(others):
+            answered(model, ids(90, 3))
+        found, stats = answered(model, prompt, 4)
+    assert stats.cached_tokens == 0
+    assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 def test_an_answer_that_nobody_reads_to_its_end_is_settled(demo: StoredModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def rows(sequence: CachedTokens) -> bytes:
 
 def test_a_short_prompt_that_is_asked_again_is_computed_once() -> None:
     sequences = kept(2)
-    first = answered(sequences, [1, 2, 3, *range(10, 40)])  # the answer is longer than the prompt
+    first = answered(sequences, [1, 2, 3])
+    first.tokens += range(10, 40)  # the answer is longer than the prompt
     assert answered(sequences, [1, 2, 3]) is first
 
 
