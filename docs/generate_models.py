@@ -44,8 +44,7 @@ This page is for those who look for a model that moeinf runs on their machine. A
 disk a model takes, and which families moeinf runs. `moeinf fit org/repo` says the same of any repository, for your
 machine, without downloading it. `python docs/generate_models.py` writes this page; do not edit it.
 
-To try moeinf without a download, use `demo`, which comes with it: a model of 5.6 million weights that was trained on
-stories, and goes on with your text, making little sense. `demo:chat` has a chat template, and answers with stories.
+`demo` needs no download: 5.6 million weights that tell stories of little sense. `demo:chat` answers.
 
 `moeinf list --available` prints short names that `run` and `pull` know, such as `mixtral` and `qwen3:30b-a3b`, and
 [first-minutes.md](first-minutes.md) says what they mean. Any other model of a family below is named by its repository,

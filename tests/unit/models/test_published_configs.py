@@ -74,6 +74,7 @@ def footprint_of(name: str) -> Footprint:
         ("ling-lite-1.5", 17, 3, 32_768),
         ("llama-4-maverick", 401, 17, 1_048_576),
         ("llama-4-scout", 108, 17, 10_485_760),
+        ("longcat-flash-lite", 69, 5, 327_680),
         ("mimo-v2-flash", 309, 15, 262_144),
         ("mimo-v2.6-flash", 309, 15, 1_048_576),
         ("minimax-m1-80k", 456, 48, 10_240_000),
@@ -110,6 +111,7 @@ def test_a_published_config_gives_the_sizes_of_its_model(name: str, billions: in
         ("k-exaone-236b-a23b", 237_099_669_632 - 528_513_280),  # less the layer that guesses a token ahead
         ("kolibri-1", 78_103_074_560),
         ("lfm2.5-8b-a1b", 8_467_856_832),
+        ("longcat-flash-lite", 69_073_335_552 - 510_870_528),  # less the layer that guesses, and its own embedding
         ("mellum2-12b-a2.5b", 12_149_923_072),
         ("north-mini-code-1.0", 30_484_303_872),
         ("olmo-2-7b", 7_298_617_344),
