@@ -69,6 +69,24 @@ class WholePictures(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class Merging:
+    """What an image processor makes of pixels: patches, of which those that make one token follow one another."""
+
+    patch: int
+    merge: int  # patches of a side of what becomes one token
+    frames: int  # equal ones, of which a picture is a film
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def unit(self) -> int:
+        return self.patch * self.merge
+
+    def patches(self, pixels: ByteArray) -> Patches:
+        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge, self.frames)
+
+
+@dataclass(frozen=True, slots=True)
 class Defaults:
     """What settings mean that say nothing of it."""
 
@@ -82,19 +100,14 @@ OF_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577
 
 
 @dataclass(frozen=True, slots=True)
-class MergedPatches(WholePictures):
+class MergedPatches(Merging, WholePictures):
     """Qwen2-VL's image processor and its successors': sides to the nearest unit, within bounds of the area.
 
     A picture is a film of `frames` equal frames; patches that make one token follow one another.
     """
 
-    patch: int
-    merge: int  # patches of a side of what becomes one token
-    frames: int
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
     of_film: bool = False  # bounds are of all frames, and a side below a unit is made one first (GLM-4.1V)
 
     @staticmethod
@@ -120,11 +133,7 @@ class MergedPatches(WholePictures):
         bound = (tokens or MOST_TOKENS) * unit * unit
         most = bound if tokens else min(most, max(bound, least))
         colours = colours_of(f, (default.mean, default.std))
-        return MergedPatches(patch, merge, frames, min(least, most), most, *colours, of_film)
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return MergedPatches(patch, merge, frames, *colours, min(least, most), most, of_film)
 
     @property
     def most_tokens(self) -> int:
@@ -146,19 +155,12 @@ class MergedPatches(WholePictures):
             found = [math.ceil(side * factor / unit) * unit for side in sides]
         return found[0], found[1]
 
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge, self.frames)
-
 
 @dataclass(frozen=True, slots=True)
-class LongestEdge(WholePictures):
+class LongestEdge(Merging, WholePictures):
     """Pixtral's image processor: a longer side is brought down to a bound, and both are filled up to whole units."""
 
-    patch: int
-    merge: int  # patches of a side of what becomes one token
     longest: int  # pixels
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, tokens: int | None) -> LongestEdge:
@@ -170,11 +172,7 @@ class LongestEdge(WholePictures):
         size = f.within("size")
         size.refuse_others("longest_edge")
         bound = math.isqrt(tokens or MOST_TOKENS) * patch * merge
-        return LongestEdge(patch, merge, min(size.count("longest_edge", 1024), bound), *colours_of(f, OF_CLIP))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return LongestEdge(patch, merge, 1, *colours_of(f, OF_CLIP), min(size.count("longest_edge", 1024), bound))
 
     @property
     def most_tokens(self) -> int:
@@ -187,23 +185,16 @@ class LongestEdge(WholePictures):
             height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
         return math.ceil(height / self.unit) * self.unit, math.ceil(width / self.unit) * self.unit
 
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)
-
 
 @dataclass(frozen=True, slots=True)
-class PaddedPatches:
+class PaddedPatches(Merging):
     """Kimi K2.5's image processor: never larger than the picture is; black fills up the last tokens.
 
     Where these would be too many with what fills them, the picture is made smaller yet.
     """
 
-    patch: int
-    merge: int
     most_tokens: int
     most_side: int  # patches
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, tokens: int | None) -> PaddedPatches:
@@ -221,11 +212,7 @@ class PaddedPatches:
             patches, side = f.count("max_patches", 16384), f.within("size").count("max_height", 512)
         f.only("patch_size", patch, None)
         most = tokens or min(max(1, patches // merge**2), MOST_TOKENS)
-        return PaddedPatches(patch, merge, most, side, *colours_of(f, ((0.5,) * 3, (0.5,) * 3)))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return PaddedPatches(patch, merge, 1, *colours_of(f, ((0.5,) * 3, (0.5,) * 3)), most, side)
 
     def views(self, height: int, width: int) -> PictureViews:
         check_shape(height, width)
@@ -244,9 +231,6 @@ class PaddedPatches:
         factor = min(1.0, math.sqrt(most_patches / count), *(longest / side for side in sides))
         tall, wide = (min(max(1, int(side * factor)), longest) for side in sides)
         return tall, wide
-
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)
 
 
 @dataclass(frozen=True, slots=True)

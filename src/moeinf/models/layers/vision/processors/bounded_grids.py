@@ -9,27 +9,20 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import (
     MOST_TOKENS,
     OF_CLIP,
-    Patches,
+    Merging,
     WholePictures,
     check_common,
     check_shape,
     colours_of,
-    merged_patches,
-    normalised,
 )
-from moeinf.types import ByteArray
 
 _OLD = {"norm_mean": "image_mean", "norm_std": "image_std"}  # what published settings call them
 
 
 @dataclass(frozen=True, slots=True)
-class BoundedGrids(WholePictures):
-    patch: int
-    merge: int  # patches of a side of what becomes one token
+class BoundedGrids(Merging, WholePictures):
     least_patches: int
     most_patches: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, tokens: int | None) -> BoundedGrids:
@@ -44,11 +37,7 @@ class BoundedGrids(WholePictures):
         published = f.count("max_num_patches", 13312, 0) or patches  # 0: no bound
         most = patches if tokens else min(published, patches)
         least = min(f.count("min_num_patches", 1024), most)
-        return BoundedGrids(patch, merge, least, most, *colours_of(f, OF_CLIP))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return BoundedGrids(patch, merge, 1, *colours_of(f, OF_CLIP), least, most)
 
     @property
     def most_tokens(self) -> int:
@@ -74,6 +63,3 @@ class BoundedGrids(WholePictures):
     def _most(self, other: int) -> int:
         """What the bound allows of a side; published code may go beyond it for a narrow picture."""
         return max(self.merge, self.most_patches // other // self.merge * self.merge)
-
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)

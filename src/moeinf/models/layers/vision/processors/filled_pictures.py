@@ -9,25 +9,18 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import (
     MOST_TOKENS,
     OF_CLIP,
-    Patches,
+    Merging,
     check_common,
     check_shape,
     colours_of,
-    merged_patches,
-    normalised,
 )
-from moeinf.types import ByteArray, PictureStep, PictureViews
+from moeinf.types import PictureStep, PictureViews
 
 
 @dataclass(frozen=True, slots=True)
-class FilledPictures:
-    patch: int
-    merge: int  # patches of a side of what becomes one token
-    frames: int
+class FilledPictures(Merging):
     least_tokens: int
     most_tokens: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, frames: int, tokens: int | None) -> FilledPictures:
@@ -40,11 +33,7 @@ class FilledPictures:
             f.only(name, value, None)
         most = tokens or min(f.count("max_image_tokens", 8000), MOST_TOKENS)
         least = min(f.count("min_image_tokens", 16), most)
-        return FilledPictures(patch, merge, frames, least, most, *colours_of(f, OF_CLIP))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return FilledPictures(patch, merge, frames, *colours_of(f, OF_CLIP), least, most)
 
     def views(self, height: int, width: int) -> PictureViews:
         check_shape(height, width)
@@ -82,6 +71,3 @@ class FilledPictures:
     def _tokens(self, pixels: int) -> int:
         """Of a side."""
         return max(1, math.ceil(pixels / self.unit))
-
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge, self.frames)

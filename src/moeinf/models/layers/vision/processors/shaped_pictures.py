@@ -12,6 +12,7 @@ from moeinf.models.fields import Fields
 from moeinf.models.layers.vision.image_processor import (
     LANCZOS,
     MOST_TOKENS,
+    Merging,
     Patches,
     WholePictures,
     check_common,
@@ -24,13 +25,8 @@ from moeinf.types import ByteArray, PictureStep, PictureViews
 
 
 @dataclass(frozen=True, slots=True)
-class ShapedPictures(WholePictures):
-    patch: int
-    merge: int  # patches of a side of what becomes one token
-    frames: int  # which are equal; each is all of a patch's colours
+class ShapedPictures(Merging, WholePictures):
     most_tokens: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     @staticmethod
     def parse(f: Fields, patch: int, merge: int, frames: int, tokens: int | None) -> ShapedPictures:
@@ -39,11 +35,7 @@ class ShapedPictures(WholePictures):
         check_common(f, LANCZOS)
         f.fixed(do_normalize=True, patch_size=patch, merge_size=merge, temporal_patch_size=frames)
         most = tokens or min(f.count("max_image_tokens", 4096), MOST_TOKENS)
-        return ShapedPictures(patch, merge, frames, most, *colours_of(f, ((0.5,) * 3, (0.5,) * 3)))
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
+        return ShapedPictures(patch, merge, frames, *colours_of(f, ((0.5,) * 3, (0.5,) * 3)), most)
 
     def views(self, height: int, width: int) -> PictureViews:
         return (((PictureStep("lanczos", *self.size(height, width)),),),)

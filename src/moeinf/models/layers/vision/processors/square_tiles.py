@@ -6,21 +6,13 @@ from dataclasses import dataclass
 
 from moeinf.errors import UnsupportedModelError, UsageError
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.image_processor import MOST_TOKENS
+from moeinf.models.layers.vision.image_processor import MOST_TOKENS, Merging
 
 
 @dataclass(frozen=True, slots=True)
-class SquareTiles:
-    patch: int
-    merge: int  # patches of a side of what becomes one token
+class SquareTiles(Merging):
     tile: int  # pixels of a side
     most_tiles: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @property
-    def unit(self) -> int:
-        return self.patch * self.merge
 
     @property
     def most_tokens(self) -> int:

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeinf.models.fields import Fields
-from moeinf.models.layers.vision.image_processor import (
-    OF_CLIP,
-    Patches,
-    check_common,
-    colours_of,
-    merged_patches,
-    normalised,
-)
+from moeinf.models.layers.vision.image_processor import OF_CLIP, check_common, colours_of
 from moeinf.models.layers.vision.processors.square_tiles import SquareTiles, tiles_within
 from moeinf.models.layers.vision.processors.tiled_pictures import tiles_for
-from moeinf.types import ByteArray, PictureStep, PictureView, PictureViews
+from moeinf.types import PictureStep, PictureView, PictureViews
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +24,7 @@ class StretchedTiles(SquareTiles):
         f.only("patch_size", tile // (patch * merge), None)  # whose square is the number of a tile's tokens
         most = tiles_within(f, tile, patch * merge, tokens)
         published = f.count("max_patches", 12) if f.flag("crop_to_patches", True) else 1
-        return StretchedTiles(patch, merge, tile, min(most, published), *colours_of(f, OF_CLIP))
+        return StretchedTiles(patch, merge, 1, *colours_of(f, OF_CLIP), tile, min(most, published))
 
     def views(self, height: int, width: int) -> PictureViews:
         """Tiles in rows, and in a row of its own the whole, unless it is the only tile."""
@@ -45,6 +38,3 @@ class StretchedTiles(SquareTiles):
             return (canvas, PictureStep("cut", self.tile, self.tile, row * self.tile, col * self.tile))
 
         return (*(tuple(cut(row, col) for col in range(cols)) for row in range(rows)), ((whole,),))
-
-    def patches(self, pixels: ByteArray) -> Patches:
-        return merged_patches(normalised(pixels, self.mean, self.std), self.patch, self.merge)

@@ -25,7 +25,7 @@ class TiledPictures(SquareTiles):
         most = tiles_within(f, tile, patch * merge, tokens)
         if tokens is None:
             most = min(most, f.count("max_patches", 16))
-        return TiledPictures(patch, merge, tile, most, *colours_of(f, _HALVES))
+        return TiledPictures(patch, merge, 1, *colours_of(f, _HALVES), tile, most)
 
     def views(self, height: int, width: int) -> PictureViews:
         """Tiles in rows, and in a row of its own the whole, unless it is the only tile."""
