@@ -48,7 +48,7 @@ class Soak:
     process: int
     rng: random.Random
     counts: Counter[str] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)  # how often each was seen
     over: threading.Event = field(default_factory=threading.Event)
     struck: float = -1e9  # when a process of the server was last hurt: what it had in hand may end in an error
     disk: Path | None = None  # of its own, which may be filled
@@ -57,7 +57,7 @@ class Soak:
     pauses: dict[str, float] = field(default_factory=dict)  # the longest of a stream, in seconds
 
     def fault(self, text: str) -> None:
-        self.faults.append(text[:700])
+        self.faults[text[:700]] += 1
 
     def ask(self, method: str, path: str, body: object = None, patience_s: float = _PATIENCE_S) -> tuple[int, str]:
         connection = http.client.HTTPConnection(*self.url, timeout=patience_s)
@@ -87,10 +87,11 @@ def server(turn: Turn) -> Done:
                 soak.fault(f"the server ended with {process.returncode}")
             log = (turn.folder / "log").read_text(errors="replace")
     if "Traceback" in log:
-        soak.faults.append(f"a traceback in the log: {log[log.index('Traceback') :][:4000]}")
+        soak.faults[f"a traceback in the log: {log[log.index('Traceback') :][:4000]}"] += 1
     if process.returncode not in (0, None):
         soak.fault(f"SIGTERM ended the server with {process.returncode}: {log[-300:]}")
-    return Done(Counter({f"server: {what}": count for what, count in soak.counts.items()}), soak.faults, measured)
+    counts = Counter({f"server: {what}": count for what, count in soak.counts.items()})
+    return Done(counts, [f"{count} times: {text}" for text, count in soak.faults.items()], measured)
 
 
 def _alone(soak: Soak) -> list[tuple[Asked, Any]]:
@@ -148,7 +149,15 @@ def _client(soak: Soak, wanted: list[tuple[Asked, Any]]) -> None:
         elif status >= 500 and soak.struck > begun - 120:
             soak.counts["errors while a process of the server was stopped or killed"] += 1
         else:
-            soak.fault(f"{asked.path} {asked.encoded(stream=stream)!r}: {status} {found!r}, not {answer!r}")
+            soak.fault(f"{asked.path}: {status} {_parting(found, answer)}; asked {asked.encoded(stream=False)!r}")
+
+
+def _parting(found: Any, wanted: Any) -> str:
+    """What two answers say where they part."""
+    one, other = repr(found), repr(wanted)
+    alike = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
+    at = max(0, alike - 60)
+    return f"{one[at : at + 150]!r}, not {other[at : at + 150]!r}"
 
 
 def _watch(soak: Soak) -> None:
