@@ -106,6 +106,8 @@ def metadata(model_type: str, c: Config) -> dict[str, Any]:
     said = {name.removeprefix(f"{ARCHITECTURES[model_type]}."): value for name, value in found.items()}
     known = all_configs()[model_type]
     inner = [each.get("text_config") or each for each in (known, meant(known))]
+    if dict(c) in map(dict, inner):
+        return said
     assert _but_lengths(c) in map(_but_lengths, inner), f"no file of such a {model_type} is recorded"
     lengths = {"context_length": c["max_position_embeddings"], "vocab_size": c["vocab_size"]}
     return said | {name: value for name, value in lengths.items() if name in said}
