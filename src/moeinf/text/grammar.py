@@ -192,16 +192,11 @@ class Grammars:
             begin, thought = f"<[{ids[0]}]>", f"thought: {self._all_but(ids[1])}* <[{ids[1]}]>"
         whole, opens_with, closes = f"thought {_SPACE_BEFORE_ANSWER}", *map(self._written, tags)
         start = AnswerStart(b"" if state == "opened" else opens_with, closes, calls)
-        if tags == SOLAR_TAGS and (message := self._solar_message()):
+        if tags == SOLAR_TAGS and (message := _solar_message(self._tokenizer)):
             head = "" if framed else message[1]
             start = start if framed else AnswerStart(closes=self._written(SOLAR_CONTENT), calls=calls)
             return Around(f"({begin} thought {message[0]})?", head, call, (thought,), start)
         return Around(whole if state == "opened" else f"({begin} {whole})?", "", call, (thought,), start)
-
-    def _solar_message(self) -> tuple[str, str] | None:
-        """What Solar writes behind a thought, and in front of an answer; None where the marks are no tokens."""
-        ids = [self._tokenizer.token_to_id(name) for name in (SOLAR_BEGIN, SOLAR_CONTENT)]
-        return None if None in ids else (f'<[{ids[0]}]> "assistant"', f"<[{ids[1]}]>")
 
     def around_messages(self, context: Sequence[int], *, framed: bool, tools: bool) -> Around:
         """What stands around an answer of gpt-oss: its analysis, and the head of its final message.
@@ -219,6 +214,12 @@ class Grammars:
         final = "" if framed else f'{channel} "final" {kind} {message}'
         begins = AnswerStart(closes=self._written(CHANNEL) + (b"commentary" if framed else b"final"))
         return Around(analysis, final, to_tool if tools else "", start=begins)
+
+
+def _solar_message(tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """What Solar writes behind a thought, and in front of an answer; None where the marks are no tokens."""
+    ids = [tokenizer.token_to_id(name) for name in (SOLAR_BEGIN, SOLAR_CONTENT)]
+    return None if None in ids else (f'<[{ids[0]}]> "assistant"', f"<[{ids[1]}]>")
 
 
 def _around_elements(

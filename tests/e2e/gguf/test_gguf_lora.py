@@ -13,13 +13,13 @@ from moeinf.config.pull_options import PullOptions
 from moeinf.errors import UnsupportedModelError
 from moeinf.models.family import family_of
 from moeinf.pull.pull import ensure
-from tests.e2e.gguf.test_lora import logits
 from tests.support.adapters import factored, write_gguf_adapter
 from tests.support.checkpoints import write_checkpoint
 from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import architecture_of, converted, write_gguf
 from tests.support.mixed_gguf import small, without_vocabulary
+from tests.support.stored_logits import logits
 
 JOINED = ("qwen3_next", "bailing_moe")  # whose checkpoints have in one matrix what files have in several
 

@@ -13,9 +13,7 @@ import torch
 from gguf import GGUFReader
 from torch import Tensor
 
-from moeinf.config import RuntimeConfig
 from moeinf.config.pull_options import PullOptions
-from moeinf.engine.model import Model
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.config import config_of
 from moeinf.gguf.gguf_names import of_layer
@@ -23,7 +21,7 @@ from moeinf.gguf.header import read_gguf
 from moeinf.models.family import family_of
 from moeinf.pull.pull import ensure, pull
 from moeinf.store.format import MERGED_FILE
-from moeinf.store.library import Library, StoredModel
+from moeinf.store.library import Library
 from moeinf.store.verify import verify
 from moeinf.types import Float32Array
 from tests.support.adapters import PREFIX, factors, write_adapter
@@ -32,22 +30,13 @@ from tests.support.converter.meant import meant
 from tests.support.converter.record import NAMES, checkpoint
 from tests.support.gguf_files import write_gguf
 from tests.support.mixed_gguf import small, without_vocabulary
-
-IDS = [5, 17, 3, 41, 41, 2, 60, 9, 33, 14]
+from tests.support.stored_logits import logits
 
 
 @pytest.fixture(autouse=True)
 def plain_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are the subject here: the files of these tests have no vocabulary."""
     without_vocabulary(monkeypatch)
-
-
-def logits(stored: StoredModel, **options: Any) -> Float32Array:
-    with Model(stored, RuntimeConfig.of(context=32, threads=1, device="cpu", **options)) as model:
-        network: Any = model.runner.network
-        found: Float32Array = network.forward(IDS, model.runner.cache, last_only=False).copy()
-        model.tier.check_integrity()
-    return found
 
 
 def adapter_of(config: dict[str, Any], file: Path, folder: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +13,13 @@ from moeinf.pull.checkpoint.conversion_plan import Conversion
 from moeinf.pull.checkpoint.convert import convert_shard, create_files, read_bytes
 from moeinf.pull.checkpoint.journal import Journal
 from moeinf.pull.checkpoint.seal import seal
+from moeinf.pull.checkpoint.small_files import SmallFiles
 from moeinf.pull.checkpoint.tensor_reading import Reading
 from moeinf.pull.events import Verb
 from moeinf.pull.own_template import give_template
 from moeinf.pull.source import Source
 from moeinf.pull.steps import Headers, PlannedFile, PullPlan, free_bytes
 from moeinf.pull.task import PullTask
-from moeinf.pull.tiktoken_file import made_tokenizer
 from moeinf.store.files import errors_named, make_folders, parse_json_object
 from moeinf.store.format import Header, read_header
 from moeinf.store.library import StoredModel
@@ -29,15 +28,9 @@ from moeinf.store.processes.partials import PulledAs, partial_folder, pull_lock
 from moeinf.store.quantisation import FITTED, KEEP, SMALL, Quantisation
 from moeinf.store.sharing import share_files
 from moeinf.text.quantities import shortage_text
-from moeinf.text.templates.file import TEMPLATE_FILE
-from moeinf.text.templates.own import OWN_NOTE, has_template, names_of, own_template
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files, token_kinds_of
 
 _GENERATION = "generation_config.json"
-_ONLY_CODE: Final = (
-    "no chat template: the checkpoint writes chats by code (encoding), which is not run, so that this model continues "
-    "texts like a base model; pull a GGUF file of it, or a folder that has its chat_template.jinja, too"
-)
 
 
 class CheckpointPull:
@@ -63,6 +56,7 @@ class CheckpointPull:
         self._journal = Journal(self._folder, self._asked, self._fingerprint)
         self._reading = Reading(source, self._journal)
         self._sizes = Sizes(source, self._journal)
+        self._small_files = SmallFiles(source)
         self._of_text: tuple[str, ...] = ()  # what to tell of the tokenizer
 
     def headers(self) -> Headers:
@@ -102,7 +96,7 @@ class CheckpointPull:
             needed,
             free_bytes(self._library.home),
             bool(done),
-            (*conversion.formats.fallbacks, *self._of_template),
+            (*conversion.formats.fallbacks, *self._small_files.told),
         )
 
     def run(self) -> StoredModel:
@@ -147,7 +141,7 @@ class CheckpointPull:
         notice = journal.open(conversion)
         if notice:
             self._progress.note(notice)
-        for line in (*conversion.formats.fallbacks, *self._of_template):
+        for line in (*conversion.formats.fallbacks, *self._small_files.told):
             self._progress.note(line)
         self._check_space(conversion, downloads)
         create_files(journal.model_folder, conversion)
@@ -163,7 +157,7 @@ class CheckpointPull:
 
     def _plan_conversion(self) -> tuple[Conversion, Mapping[str, Header]]:
         """Checks the checkpoint's form before a byte of weights moves, and plans the conversion."""
-        files, where = self._small_files, self._source.origin.location
+        files, where = self._files, self._source.origin.location
         num_ids = check_text_files(files, where)
         self._reading.heed_tokenizer(lambda: token_kinds_of(files, where))
         headers = self._source.headers()
@@ -175,29 +169,9 @@ class CheckpointPull:
         return self._reading.conversion(headers, quantisation, (*self._source.told, *self._of_text))
 
     @property
-    def _small_files(self) -> dict[str, bytes]:
+    def _files(self) -> dict[str, bytes]:
         """The small files of the stored model."""
-        own = {TEMPLATE_FILE: self._own_template.encode()} if self._own_template else {}
-        return self._kept_files | own | self._reading.own_files
-
-    @cached_property
-    def _kept_files(self) -> dict[str, bytes]:
-        """Those that it takes over, which lie side by side."""
-        kept = {name.replace("/", "_"): self._source.read_file(name) for name in self._source.kept_files()}
-        return kept | made_tokenizer(kept)
-
-    @cached_property
-    def _own_template(self) -> str:
-        return own_template(self._kept_files, names_of(self._source.origin), self._chat_code)
-
-    @cached_property
-    def _chat_code(self) -> str:
-        return "" if has_template(self._kept_files) else self._source.chat_code()
-
-    @property
-    def _of_template(self) -> tuple[str, ...]:
-        """A line for users where chats are not written by a template of the checkpoint."""
-        return (OWN_NOTE,) if self._own_template else (_ONLY_CODE,) if self._chat_code else ()
+        return self._small_files.all | self._reading.own_files
 
     def _say_sizes(self, conversion: Conversion, headers: Mapping[str, Header]) -> None:
         """Tells the sizes of a download before it begins."""
@@ -236,9 +210,7 @@ class CheckpointPull:
             "asked": json.dumps(self._asked.to_json()),
         }
         self._progress.start("verifying", self._name, conversion.total_bytes, 0)
-        identifier = seal(
-            folder, conversion, source.origin, info, self._small_files, source_record, self._progress.advance
-        )
+        identifier = seal(folder, conversion, source.origin, info, self._files, source_record, self._progress.advance)
         self._progress.finish()
         source.check_unchanged()
         before = next((model.id for model in self._library.list() if model.name == self._name), identifier)

@@ -49,7 +49,8 @@ class FilePull:
         source = ModelSource("file", _printable(first))
         known = self._known()
         done = self._made([file.path for file in parts]) is not None
-        name = known.name if known is not None and self._name is None else self._target(first, source)
+        free = free_name(first, source, self._library, repacked=self._repacked)
+        name = self._name or (free if known is None else known.name)
         files = tuple(PlannedFile(file.path.name, file.num_bytes, 0) for file in parts)
         merged = 0 if self._adapter is None else MergedTensors(gguf, self._adapter).num_bytes
         copied = 0 if done else merged + sum(file.num_bytes for file in parts) * self._repacked
@@ -87,7 +88,7 @@ class FilePull:
             return self._named(made)
         first = gguf.files[0].path
         source = ModelSource("file", _printable(first))
-        name = self._target(first, source)
+        name = self._name or free_name(first, source, self._library, repacked=self._repacked)
         folder = partial_folder(self._library.home, f"file:{first}")
         with pull_lock(folder, name, self._progress.note):
             try:
@@ -108,10 +109,6 @@ class FilePull:
                 raise DiskSpaceError(
                     f"not enough disk space in {self._library.home}: {shortage}; free some{without}, or use --force"
                 )
-
-    def _target(self, first: Path, source: ModelSource) -> str:
-        """The name that was asked for, else one that no other model has."""
-        return self._name or free_name(first, source, self._library, repacked=self._repacked)
 
     def _read(self) -> Gguf:
         """The headers of the model and of its tower."""

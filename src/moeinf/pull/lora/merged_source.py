@@ -80,7 +80,9 @@ class MergedSource:
         if self._copy(shard, folder).exists() or not self._changed(shard):
             return copied
         beside = sum(self._base.fetch_bytes(other, folder) for other in read_beside(shard, self._decoded))
-        return copied + beside + self._copy_bytes(shard)
+        header = self.headers()[shard]
+        same = header == self._before[shard]
+        return copied + beside + (self.shard_bytes(shard) if same else _file_bytes(header))
 
     def headers(self) -> Mapping[str, Header]:
         """Raises UnsupportedModelError where the adapter changes what the checkpoint does not have."""
@@ -129,12 +131,10 @@ class MergedSource:
         header = self.headers()[shard]
         return header != self._before[shard] or any(name in self._placed for name in header)
 
-    def _copy_bytes(self, shard: str) -> int:
-        header = self.headers()[shard]
-        if header == self._before[shard]:
-            return self.shard_bytes(shard)
-        return len(raw_header(header)[0]) + sum(entry.num_bytes for entry in header.values())
-
     def _copy(self, shard: str, folder: Path) -> Path:
         """Of this very checkpoint with this very adapter."""
         return folder / f"{hashlib.sha256(self.fingerprint.encode()).hexdigest()[:16]}-{shard}"
+
+
+def _file_bytes(header: Header) -> int:
+    return len(raw_header(header)[0]) + sum(entry.num_bytes for entry in header.values())
