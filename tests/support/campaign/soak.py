@@ -52,6 +52,7 @@ class Soak:
     faults: Counter[str] = field(default_factory=Counter)  # how often each was seen
     over: threading.Event = field(default_factory=threading.Event)
     struck: float = -1e9  # when a process of the server was last hurt: what it had in hand may end in an error
+    healed: float = -1e9  # when that one went on, or had been replaced; before `struck` meanwhile
     disk: Path | None = None  # of its own, which may be filled
     group: Group | None = None  # whose memory may be taken
     short: bool = False  # whether it is
@@ -174,7 +175,8 @@ def _watch(soak: Soak) -> None:
 
 
 def _listen(soak: Soak) -> None:
-    """One stream after the other, as somebody reads it at a screen: how long it stands still at most."""
+    """One stream after the other, as somebody reads it at a screen: how long it stands still at most, by what is done
+    to the server meanwhile. No text comes from a process that is stopped: such pauses are as long as that."""
     body = {"model": MODELS[0], "prompt": "Once upon a time", "options": {"num_predict": 200, "temperature": 0}}
     while not soak.over.is_set():
         connection = http.client.HTTPConnection(*soak.url, timeout=_PATIENCE_S)
@@ -184,8 +186,11 @@ def _listen(soak: Soak) -> None:
             response.readline()
             before, short = time.monotonic(), soak.short
             while response.readline():
-                now = time.monotonic()
-                name = f"longest pause of a stream{' while memory was short' if short or soak.short else ''}, s"
+                now, hurt = time.monotonic(), soak.healed < soak.struck or soak.healed > before
+                mishap = " while a process was stopped or killed" if hurt else ""
+                if not hurt and (short or soak.short):
+                    mishap = " while memory was short"
+                name = f"longest pause of a stream{mishap}, s"
                 soak.pauses[name] = max(soak.pauses.get(name, 0.0), now - before)
                 before, short = now, soak.short
         finally:
@@ -261,6 +266,7 @@ def _stop_a_process(soak: Soak, asked: Asked, rng: random.Random) -> bool:
     soak.over.wait(rng.uniform(0.1, 4))
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGCONT)
+    soak.healed = time.monotonic()
     return True
 
 
