@@ -68,8 +68,13 @@ def test_a_command_that_is_killed_or_refused_a_call_leaves_a_whole_store(tmp_pat
         assert last > 5
         for at, action in ((1, strikes.KILL_AFTER), (last, strikes.KILL_BEFORE)):
             assert strikes.killed(played, scene, [(at, action)], before, wanted) == 1
-        for kind, action, value in (("rename", strikes.FAIL, errno.ENOSPC), ("write", strikes.SHORT, 0)):
-            strike = (strikes.KINDS[kind], 1, action, value)
+        for kind, action, value, period in (
+            ("rename", strikes.FAIL, errno.ENOSPC, 0),
+            ("write", strikes.SHORT, 0, 0),
+            ("read", strikes.SHORT, 0, 1),
+            ("open", strikes.FAIL, errno.EIO, 2),
+        ):
+            strike = (strikes.KINDS[kind], 1, action, value, period)
             assert strikes.struck(played, scene, strike, before, wanted).calls >= 1
         (tmp_path / "place" / "home" / "names" / "demo" / "latest").write_text("{")
         with pytest.raises(AssertionError):
@@ -83,7 +88,7 @@ def test_a_thread_that_is_refused_its_first_memory_ends_a_command_with_a_line(tm
         wanted, before = played.whole(scene), played.before(scene)
         kind = strikes.KINDS["map"]
         refused = [  # some are of objects, which Python then has elsewhere
-            strikes.struck(played, scene, (kind, at, strikes.FAIL, errno.ENOMEM), before, wanted)
+            strikes.struck(played, scene, (kind, at, strikes.FAIL, errno.ENOMEM, 0), before, wanted)
             for at in range(1, 1 + strikes.num_calls(played, scene, kind))
         ]
         # Python 3.10 has frames beside its other objects.

@@ -13,7 +13,7 @@ from tests.support.campaign.sessions import sessions
 from tests.support.campaign.soak import server
 from tests.support.campaign.step import Step
 from tests.support.campaign.strangers import strangers
-from tests.support.campaign.strikes import calls, kills, swept_calls
+from tests.support.campaign.strikes import calls, kills, repeated_calls, swept_calls
 from tests.support.campaign.world import worlds
 
 
@@ -27,6 +27,7 @@ KINDS: Final = {
     "kills": Kind(kills, 4),
     "calls": Kind(calls, 3),
     "swept calls": Kind(swept_calls, 1),
+    "repeated calls": Kind(repeated_calls, 1),
     "power cuts": Kind(power_cuts, 2),
     "worlds": Kind(worlds, 2),
     "sessions": Kind(sessions, 2),

@@ -26,6 +26,7 @@ _GROUPS: Final = {  # of counts, in the order of the page
     "failing": "calls that failed",
     "short": "reads and writes that were short",
     "slow": "calls that took 0.2 s longer",
+    "every": "commands of whose calls every k-th failed, was short or slow",
     "unswept": "",  # of the calls of a sweep, those between every k-th
     "power": "power cuts",
     "world": "",
@@ -101,9 +102,12 @@ def _counts(steps: Steps) -> str:
 def _details(steps: Steps) -> str:
     """Kills and struck calls by command."""
     groups = _by_group(steps)
-    columns = ("kills", "power", "failing", "short", "slow")
+    columns = ("kills", "power", "failing", "short", "slow", "every")
     scenes = sorted({scene for group in columns for scene in groups.get(group, {})})
-    lines = ["| command | kills | power cuts | failing | short | slow |", "|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| command | kills | power cuts | failing | short | slow | every k-th |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for scene in scenes:
         cells = " | ".join(f"{groups.get(group, Counter())[scene]:,}" for group in columns)
         lines.append(f"| {scene} | {cells} |")

@@ -34,9 +34,13 @@ _ERRNOS: Final = {
     "connect": (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH),
 }
 _HANG_MS: Final = 200
+_WORDS: Final = {FAIL: "failing", SHORT: "short", HANG: "slow"}
+_PERIODS: Final = (1, 2, 3, 5, 8, 13, 21, 34)  # of calls that are struck again and again
+_ALL_HANG_MS: Final = 3000  # together
 _MOST: Final = {FAIL: 300, SHORT: 600, HANG: 4}  # calls of one kind and scene of a sweep
 _CRASHED_AT: Final = re.compile(r'\(most recent call first\):\n  File "([^"]*)"')
 SOURCE: Final = Path(forks.__file__).with_name("struck_calls.cc")
+Strike = tuple[int, int, int, int, int]  # kind, the first call, action, errno or milliseconds, period (0: one call)
 
 
 def kills(turn: Turn) -> Done:
@@ -65,14 +69,14 @@ def kills(turn: Turn) -> Done:
 def num_calls(played: Stage, scene: Scene, kind: int) -> int:
     """How many calls of a kind the scene makes."""
     played.set_up(scene)
-    return played.run(scene, (kind, 0, FAIL, errno.EIO)).calls
+    return played.run(scene, (kind, 0, FAIL, errno.EIO, 0)).calls
 
 
 def killed(played: Stage, scene: Scene, places: list[tuple[int, int]], before: State, wanted: State) -> int:
     """Returns how many kills there were."""
     home, killed = played.set_up(scene) / "home", 0
     for at, action in places:
-        outcome = played.run(scene, (CHANGE, at, action, 0))
+        outcome = played.run(scene, (CHANGE, at, action, 0, 0))
         killed += outcome.code == -signal.SIGKILL
         assert not outcome.hung, "it hung"
         if outcome.code not in (0, -signal.SIGKILL):  # the second of two, behind a first that had all but ended
@@ -146,7 +150,7 @@ def _one_after_the_other(
     turn: Turn, name: str, kinds: Sequence[str], action: int, seconds: float, most: int = sys.maxsize
 ) -> Done:
     rng, scene, counts, faults = turn.rng, SCENES[name], Counter[str](), list[str]()
-    what = {FAIL: "failing", SHORT: "short", HANG: "slow"}[action]
+    what = _WORDS[action]
     with stage(turn.folder, built(SOURCE, turn.folder), quick=True) as played:
         wanted, before, begun = played.whole(scene), played.before(scene), time.monotonic()
         for kind in kinds:
@@ -156,7 +160,7 @@ def _one_after_the_other(
             for at in rng.sample(taken, len(taken)):
                 value = _HANG_MS if action == HANG else rng.choice(_ERRNOS[kind])
                 try:
-                    outcome = struck(played, scene, (KINDS[kind], at, action, value), before, wanted)
+                    outcome = struck(played, scene, (KINDS[kind], at, action, value, 0), before, wanted)
                     counts["beyond us: Python crashes"] += outcome.code == -signal.SIGSEGV
                     counts[f"{what} {kind} calls: {name}"] += outcome.calls >= at
                 except AssertionError as error:
@@ -167,7 +171,34 @@ def _one_after_the_other(
     return Done(+counts, faults)
 
 
-def struck(played: Stage, scene: Scene, strike: tuple[int, int, int, int], before: State, wanted: State) -> Outcome:
+def repeated_calls(turn: Turn) -> Done:
+    """A scene of whose calls of one kind every k-th fails, is short or takes long, for all kinds and several k.
+
+    As of one such call alone.
+    """
+    rng, name = turn.rng, turn.of(list(SCENES))
+    scene, counts, faults = SCENES[name], Counter[str](), list[str]()
+    with stage(turn.folder, built(SOURCE, turn.folder), quick=True) as played:
+        wanted, before = played.whole(scene), played.before(scene)
+        for kind, number in KINDS.items():
+            last = num_calls(played, scene, number)
+            for action in (FAIL, HANG, *((SHORT,) if kind in ("read", "write") else ())):
+                for period in [each for each in _PERIODS if each <= last]:
+                    # What is interrupted each time is repeated for ever, as POSIX has it.
+                    errors = [each for each in _ERRNOS[kind] if each != errno.EINTR or period > 1]
+                    slow_ms = min(_HANG_MS, max(1, _ALL_HANG_MS * period // last))
+                    value, at = slow_ms if action == HANG else rng.choice(errors), rng.randint(1, period)
+                    try:
+                        outcome = struck(played, scene, (number, at, action, value, period), before, wanted)
+                        counts["beyond us: Python crashes"] += outcome.code == -signal.SIGSEGV
+                        counts[f"every: {name}"] += outcome.calls >= at
+                    except AssertionError as error:
+                        how = errno.errorcode[value] if action == FAIL else _WORDS[action]
+                        faults.append(f"{name}, every {period}. {kind} of {last} from {at} on ({how}): {error}")
+    return Done(+counts, faults)
+
+
+def struck(played: Stage, scene: Scene, strike: Strike, before: State, wanted: State) -> Outcome:
     home = played.set_up(scene) / "home"
     outcome = played.run(scene, strike)
     assert not outcome.hung, "it hung"

@@ -48,7 +48,7 @@ class Case:
     limits: Mapping[str, int] = field(default_factory=dict)  # of this process, by the names of resource: bytes, or more
     environment: Mapping[str, str] = field(default_factory=dict)
     fault: Sequence[int] = ()  # of faulty_calls.cc: kind, first call, number of calls, errno
-    strike: Sequence[int] = ()  # of struck_calls.cc: kind, which of its calls, what becomes of it, errno or ms
+    strike: Sequence[int] = ()  # of struck_calls.cc: kind, which of its calls, what becomes of it, errno or ms, period
     quick: bool = False  # its text workers are forks as well, and it ends without taking its objects apart
 
     @property
@@ -144,8 +144,8 @@ def _become(case: Case, out: int, err: int) -> NoReturn:
         fail_calls(*case.fault)
     if case.strike:
         strike_calls = ctypes.CDLL(None).strike_calls
-        kind, which, what, value = case.strike
-        strike_calls(folder.encode(), kind, ctypes.c_long(which), what, value)
+        kind, which, what, value, period = case.strike
+        strike_calls(folder.encode(), kind, ctypes.c_long(which), what, value, ctypes.c_long(period))
     if case.denied:
         deny(case.denied, case.errno)
     if case.quick:

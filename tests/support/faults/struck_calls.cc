@@ -1,6 +1,7 @@
 // Preloaded into a process: once strike_calls() was called, the n-th call of a kind that concerns a file beneath a
-// folder fails, is short, takes long, or is the last thing that the process does. Counts are shared with the process
-// that it was forked from. Maps and connections count wherever they lead.
+// folder, and each k-th behind it where that is asked for, fails, is short, takes long, or is the last thing that the
+// process does. Counts are shared with the process that it was forked from. Maps and connections count wherever they
+// lead.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -32,7 +33,7 @@ struct Counts {
 
 Counts* counts = nullptr;
 int kind = kNone, action = 0, number = 0;
-long at = 0;
+long at = 0, every = 0;  // every: 0 for the n-th alone
 char root[PATH_MAX];
 std::size_t root_length = 0;
 
@@ -75,8 +76,10 @@ bool counted(Kind asked) {
   return counts != nullptr && (kind == asked || (kind == kChange && asked >= kWrite && asked <= kOther));
 }
 
-// Whether the call is the one that is struck.
-bool is_due() { return counts->seen.fetch_add(1) + 1 == at; }
+// Whether the call of that number is one that is struck.
+bool is_struck(long call) { return call == at || (every > 0 && call > at && (call - at) % every == 0); }
+
+bool is_due() { return is_struck(counts->seen.fetch_add(1) + 1); }
 
 void end() {
   ::kill(::getpid(), SIGKILL);
@@ -108,14 +111,14 @@ Result strike(bool concerned, Result failed, const Call& call) {
 template <typename Call>
 ssize_t strike_bytes(bool concerned, std::size_t num_bytes, const Call& call) {
   if (!concerned) return call(num_bytes);
-  const bool is_short = action == kShort && num_bytes > 1 && counts->seen.load() + 1 == at;
+  const bool is_short = action == kShort && num_bytes > 1 && is_struck(counts->seen.load() + 1);
   return strike<ssize_t>(true, -1, [&] { return call(is_short ? num_bytes / 2 : num_bytes); });
 }
 
 template <typename Call>
 ssize_t strike_vectors(bool concerned, const iovec* buffers, int count, const Call& call) {
   if (!concerned) return call(buffers, count);
-  const bool is_short = action == kShort && count > 0 && buffers[0].iov_len > 1 && counts->seen.load() + 1 == at;
+  const bool is_short = action == kShort && count > 0 && buffers[0].iov_len > 1 && is_struck(counts->seen.load() + 1);
   iovec first = count > 0 ? buffers[0] : iovec{};
   first.iov_len /= 2;
   return strike<ssize_t>(true, -1, [&] { return is_short ? call(&first, 1) : call(buffers, count); });
@@ -128,10 +131,11 @@ extern "C" {
 // For a process that was forked from the one whose calls are struck.
 void strike_no_calls() { kind = kNone; }
 
-void strike_calls(const char* folder, int struck, long first, int what, int value) {
+void strike_calls(const char* folder, int struck, long first, int what, int value, long period) {
   std::snprintf(root, sizeof(root), "%s", folder);
   root_length = std::strlen(root);
   at = first;
+  every = period;
   action = what;
   number = value;
   if (counts != nullptr) counts->seen.store(0);
