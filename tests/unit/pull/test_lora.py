@@ -196,6 +196,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
     "no pattern": ({"rank_pattern": {"(": 3}}, None, "rank_pattern: '\\('"),
     "a slow pattern": ({"alpha_pattern": {"(.*a)*b": 3}}, None, "could take for ever"),
     "no list": ({"target_parameters": "all"}, None, "target_parameters is no list"),
+    "an unknown order": ({"lora_B_layout": "by_layer"}, None, "has the lora_B_layout 'by_layer'"),
+    "an order that is not told": (
+        {"auto_mapping": {"unsloth_fixed": True}, "target_parameters": ["mlp.experts.down_proj"]},
+        None,
+        'write "lora_B_layout": "grouped_by_expert" into its adapter_config.json',
+    ),
     "another rank": ({"r": 3}, None, "do not fit"),
     "another width": ({}, factors(into=48), "do not fit"),
     "no such layer": ({}, factors("model.layers.7.self_attn.q_proj"), "no tensor that moeinf could change"),
@@ -221,6 +227,27 @@ def test_what_is_not_merged_exactly_is_refused(case: str, checkpoint: Path, home
     with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
         pull(str(checkpoint), PullOptions(lora=str(adapter)), home=home)
     assert Library(home).list() == []
+
+
+def test_experts_whose_columns_lie_together(checkpoint: Path, home: Path, tmp_path: Path) -> None:
+    """As Unsloth packed B until September 2026; PEFT puts the experts of a rank side by side."""
+    experts, into, out = CONFIG["num_experts"], CONFIG["hidden_size"], 2 * CONFIG["moe_intermediate_size"]
+    changes = factors("model.layers.1.mlp.experts", out, into, rank=2 * experts)
+    name = next(name for name in changes if "lora_B" in name)
+    by_rank = changes[name].reshape(out, 2, experts)
+    packed = changes | {name: by_rank.swapaxes(1, 2).reshape(out, 2 * experts).contiguous()}
+    said = {"target_parameters": ["mlp.experts.gate_up_proj"]}
+    made = {"auto_mapping": {"unsloth_fixed": True}, "lora_B_layout": "grouped_by_expert"}
+    adapters = (
+        write_adapter(tmp_path / "peft", changes, **said),
+        write_adapter(tmp_path / "unsloth", packed, **said, **made),
+        write_adapter(tmp_path / "since", changes, **said, **made | {"lora_B_layout": "rank_major"}),
+    )
+    first, *others = (pull(str(checkpoint), PullOptions(lora=str(each)), home=home) for each in adapters)
+    weights = {name: digest for name, digest in content(first.path).items() if name.startswith("experts")}
+    assert weights
+    for other in others:
+        assert {name: content(other.path)[name] for name in weights} == weights
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.pull.lora.adapter_files import PREFIX, AdapterFiles
@@ -26,6 +27,10 @@ _REFUSED = (
 )  # fmt: skip
 # How A and B begin, where the weights of the model stay what they are.
 _BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+# How the columns of B lie where one tensor has all experts: those of PEFT, and those that Unsloth trained before
+# 17 September 2026 (unsloth-zoo#1232), since when it writes which.
+_LAYOUT: Final = "lora_B_layout"
+_BY_RANK, _BY_EXPERT = "rank_major", "grouped_by_expert"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,8 @@ class LowRank:
     """A matrix W of a module becomes W + scale B A; with a magnitude (DoRA) each row of that has this length instead.
 
     Of a linear layer W is [out, in], A [rank, in] and B [out, rank]. Of E experts in one tensor A is [E rank, in], one
-    expert behind the other, and B [out, rank E], in which the experts of a rank are neighbours. Of an embedding
-    [ids, width] A is [rank, ids] and B [width, rank], and (B A) transposed is added.
+    expert behind the other, and B [out, rank E], in which the experts of a rank are neighbours, or by_expert the ranks
+    of an expert. Of an embedding [ids, width] A is [rank, ids] and B [width, rank], and (B A) transposed is added.
     """
 
     module: str  # "model.layers.0.self_attn.q_proj", as the adapted model calls it
@@ -42,6 +47,7 @@ class LowRank:
     b: TensorEntry
     magnitude: TensorEntry | None = None
     of_embedding: bool = False
+    by_expert: bool = False
 
 
 class Adapter:
@@ -57,6 +63,7 @@ class Adapter:
         self._ranks = self._pattern("rank_pattern")
         # The ends of names of tensors that are adapted though they are no linear layer's, such as fused experts.
         self.parameters = [str(name) for name in self._list("target_parameters")]
+        self._by_expert = self._lies_by_expert()
         self.changes, self.replaced = self._read(files.header())
 
     def scale(self, target: str) -> float:
@@ -89,6 +96,19 @@ class Adapter:
             refused.append(f"init_lora_weights {str(beginning)[:40]}, which changes the weights of the model too")
         if refused:
             raise self._not_merged(f"is made with {', '.join(refused)}")
+
+    def _lies_by_expert(self) -> bool:
+        """Whether columns of B of one expert lie together. Raises UnsupportedModelError where that cannot be known."""
+        said, made_by = self._config.get(_LAYOUT), self._config.get("auto_mapping")
+        if said is None and self.parameters and isinstance(made_by, dict) and made_by.get("unsloth_fixed"):
+            raise UnsupportedModelError(
+                f"{self.where} is made by Unsloth, which packed lora_B of experts by expert until September 2026, and "
+                f'does not say how; write "{_LAYOUT}": "{_BY_EXPERT}" into its {ADAPTER_CONFIG}, or "{_BY_RANK}" if it '
+                "was trained or repacked since"
+            )
+        if said not in (None, _BY_RANK, _BY_EXPERT):
+            raise self._not_merged(f"has the {_LAYOUT} {str(said)[:40]!r}")
+        return said == _BY_EXPERT
 
     def _not_merged(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -155,7 +175,8 @@ class Adapter:
                 )
             if lookup and length:
                 raise self._not_merged(f"has tensor {length!r}")
-            changes.append(LowRank(module, a, b, entries[length] if length else None, lookup))
+            magnitude = entries[length] if length else None
+            changes.append(LowRank(module, a, b, magnitude, lookup, self._by_expert))
             taken.update({name, other} | ({length} if length else set()))
         rest = {name.replace(_WRAPPER, ""): entry for name, entry in entries.items() if name not in taken}
         for name in rest:

@@ -48,7 +48,8 @@ class Weights:
             self._kept = {entry.name: self.matrix(entry) for entry in (change.a, change.b)}
         a, b = self._kept[change.a.name], self._kept[change.b.name]
         a = a.reshape(experts, -1, a.shape[1])[update.expert]
-        b = b.reshape(len(b), -1, experts)[:, :, update.expert]
+        by_rank = b.reshape(len(b), experts, -1).swapaxes(1, 2) if change.by_expert else b.reshape(len(b), -1, experts)
+        b = by_rank[:, :, update.expert]
         left, right = (a.T, b.T) if update.inputs_first else (b, a)
         if update.turned:
             left, right = right.T, left.T
