@@ -299,7 +299,12 @@ def _generator(
     sequences = Sequences(sequence, host.config.parallel, _room(context, runner, prefixes))
     turns = Turns(name, host.config.parallel)
     drafting = _drafting(context, runner, draft)
-    return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, host.kernels.isa, drafting)
+    isa = host.kernels.isa
+
+    def kept_bytes() -> int:
+        return 0 if prefixes is None else prefixes.memory.used_bytes
+
+    return Generator(runner, kind, prompts, listeners, sequences, turns, load_s, isa, drafting, kept_bytes)
 
 
 def _open_draft(weights: Weights, config: RuntimeConfig, here: Machine, kernels: Kernels) -> ModelParts:

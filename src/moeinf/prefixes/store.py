@@ -74,7 +74,8 @@ class PrefixStore:
         limits: Limits = LIMITS,
     ) -> None:
         """root: the name that first blocks follow, other for each model and whatever decides its numbers."""
-        self._cache, self._name, self._memory, self._disk = cache, root, memory, disk
+        self._cache, self._name, self._disk = cache, root, disk
+        self.memory = memory  # others may look how much of it is used
         self._borders, self._limits = borders, limits
         self._writer = None if disk is None else Writer(disk)
         self._in_use = threading.RLock()  # by whoever reads or changes what is in memory
@@ -99,9 +100,9 @@ class PrefixStore:
             return 0
         try:
             if lends:
-                return self._memory.lend(num_bytes)
-            held = self._memory.used_bytes if num_bytes > 0 else self._memory.budget_bytes
-            return self._memory.resize(held - num_bytes)
+                return self.memory.lend(num_bytes)
+            held = self.memory.used_bytes if num_bytes > 0 else self.memory.budget_bytes
+            return self.memory.resize(held - num_bytes)
         finally:
             self._in_use.release()
 
@@ -154,7 +155,7 @@ class PrefixStore:
         """Drops what is in memory: one of the numbers was none."""
         if self._writer is not None:
             self._writer.drop()
-        self._memory.clear()
+        self.memory.clear()
 
     @_alone
     def close(self, tokens: Sequence[int]) -> None:
@@ -191,7 +192,7 @@ class PrefixStore:
 
     def _candidates(self, parent: bytes) -> list[Entry]:
         """The blocks behind one, those in memory first."""
-        in_memory: list[Entry] = list(self._memory.children(parent))
+        in_memory: list[Entry] = list(self.memory.children(parent))
         if self._disk is None:
             return in_memory
         stateful = {entry.digest for entry in in_memory if entry.has_state or self._cache.rewinds}
@@ -212,7 +213,7 @@ class PrefixStore:
                 first = max(0, live - step.start)
                 self._cache.load_rows(step.start, rows, step.entry.num_tokens, first, step.taken)
         self._cache.resume(way[-1].end, state)
-        self._memory.touch(step.entry.digest for step in way)
+        self.memory.touch(step.entry.digest for step in way)
         if self._disk is not None:
             self._disk.touch((step.entry, step.start) for step in way if isinstance(step.entry, DiskBlock))
         return True
@@ -238,30 +239,30 @@ class PrefixStore:
             return []
         blocks = list(self._known(tokens))
         way = {block.digest for block in blocks}
-        self._memory.touch(block.digest for block in blocks)
+        self.memory.touch(block.digest for block in blocks)
         at = sum(block.num_tokens for block in blocks)
         while at < len(tokens):
             parent, rest = blocks[-1].digest if blocks else self._root, tokens[at:]
-            block = next_entry(self._memory.children(parent), rest)  # that was pending when the one before it left
+            block = next_entry(self.memory.children(parent), rest)  # that was pending when the one before it left
             if not isinstance(block, Block):
                 part = rest[: self._limits.block_tokens]
-                if not self._memory.make_room(len(part) * self._cache.token_bytes + part.nbytes, way):
+                if not self.memory.make_room(len(part) * self._cache.token_bytes + part.nbytes, way):
                     return blocks
                 block = self._copied(parent, at, part)
-                self._memory.add(block)
+                self.memory.add(block)
             blocks.append(block)
             way.add(block.digest)
             at += block.num_tokens
         if blocks and not self._cache.rewinds and len(tokens) == self._cache.length:
             self._keep_state(blocks, way)
-        self._memory.touch(block.digest for block in blocks)
+        self.memory.touch(block.digest for block in blocks)
         return blocks
 
     def _known(self, tokens: TokenArray) -> Iterator[Block]:
         """The blocks in memory that the tokens begin with, one behind the other."""
         parent, at = self._root, 0
         while at < len(tokens):
-            entry = next_entry(self._memory.children(parent), tokens[at:])
+            entry = next_entry(self.memory.children(parent), tokens[at:])
             if not isinstance(entry, Block):
                 return
             yield entry
@@ -272,12 +273,12 @@ class PrefixStore:
         last, size = blocks[-1], self._cache.state_bytes
         if last.has_state:
             return
-        most = max(LEAST_STATES, self._memory.budget_bytes // STATE_SHARE // max(1, size))
+        most = max(LEAST_STATES, self.memory.budget_bytes // STATE_SHARE // max(1, size))
         stateful = [block for block in blocks if block.has_state and not block.pending]
         for block in stateful[1 : max(1, len(stateful) + 2 - most)]:
-            self._memory.set_state(block, None)
-        if self._memory.make_room(size, way):
-            self._memory.set_state(last, self._cache.save_state())
+            self.memory.set_state(block, None)
+        if self.memory.make_room(size, way):
+            self.memory.set_state(last, self._cache.save_state())
 
     def _copied(self, parent: bytes, start: int, tokens: TokenArray) -> Block:
         rows = self._cache.save_rows(start, start + len(tokens))

@@ -84,7 +84,7 @@ def _own_routes(service: Service) -> list[Route]:
 
     async def metrics(request: Request) -> Response:
         worker = service.worker
-        loaded = [each.stored.name for each in worker.opened.loaded]
+        loaded = {each.stored.name: each.kept_bytes for each in worker.opened.loaded}
         text = service.metrics.text(running=worker.view.running, waiting=worker.view.waiting, loaded=loaded)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

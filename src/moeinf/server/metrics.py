@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -36,6 +36,9 @@ class Metrics:
             "moeinf_queue_seconds", "From a request to its turn", ["kind"], buckets=(0.01, *_SECONDS), registry=registry
         )
         self._loaded = Gauge("moeinf_model_loaded", "1 for each model that is open", ["model"], registry=registry)
+        self._kept = Gauge(
+            "moeinf_kept_prompt_bytes", "Memory with what is kept of earlier prompts", ["model"], registry=registry
+        )
 
     def count(self, job: Job, event: Ended | Failed) -> None:
         """Called with the end of each job."""
@@ -66,11 +69,14 @@ class Metrics:
         self._seconds.labels("decode").inc(stats.decode_s)
         self._first.observe(stats.prompt_s)
 
-    def text(self, *, running: int, waiting: int, loaded: Sequence[str]) -> bytes:
-        """Prometheus's text format. running, waiting: requests at this moment. loaded: names of the open models."""
+    def text(self, *, running: int, waiting: int, loaded: Mapping[str, int]) -> bytes:
+        """Prometheus's text format. running, waiting: requests at this moment. loaded: the open models by their names,
+        and how many bytes of memory each has for what it keeps of earlier prompts."""
         self._running.set(running)
         self._waiting.set(waiting)
         self._loaded.clear()
-        for name in loaded:
+        self._kept.clear()
+        for name, kept_bytes in loaded.items():
             self._loaded.labels(name).set(1)
+            self._kept.labels(name).set(kept_bytes)
         return generate_latest(self.registry)

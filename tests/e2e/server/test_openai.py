@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,6 +183,7 @@ def test_metrics(server: HttpServer, client: openai.OpenAI) -> None:
     assert (
         'kind="draft_accepted"' in text
         and 'moeinf_model_loaded{model="demo:latest"} 1.0' in text
+        and re.search(r'moeinf_kept_prompt_bytes\{model="demo:latest"\} \d', text)
         and "moeinf_waiting_requests 0.0" in text
     )
 

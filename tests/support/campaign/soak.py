@@ -109,15 +109,12 @@ def _alone(soak: Soak) -> list[tuple[Asked, Any]]:
 
 def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> dict[str, float]:
     tasks = [partial(_client, soak, wanted)] * _CLIENTS + [partial(_watch, soak), partial(_listen, soak)]
+    sizes, begun = list[tuple[float, int]](), time.monotonic()
     tasks += [partial(_misbehave, soak, wanted, act) for act in _MISDEEDS]
+    tasks.append(partial(_weigh, soak, sizes, begun, seconds))
     threads = [threading.Thread(target=_told, args=(soak, task)) for task in tasks]
     for thread in threads:
         thread.start()
-    sizes, begun = list[tuple[float, int]](), time.monotonic()
-    while time.monotonic() - begun < seconds:
-        time.sleep(min(1.0, seconds / 30))
-        sizes.append((time.monotonic() - begun, resident_bytes(soak.process)))
-    soak.over.set()
     for thread in threads:
         thread.join()
     warm = sizes[len(sizes) // 3 :]
@@ -125,7 +122,18 @@ def _play(soak: Soak, wanted: list[tuple[Asked, Any]], seconds: float) -> dict[s
     if last - first > _GROWTH_BYTES:
         soak.fault(f"memory grew from {first >> 20} MiB to {last >> 20} MiB")
     growth, _ = linear_regression([at for at, _ in warm], [size for _, size in warm])  # bytes a second
-    return {"memory, MiB an hour": growth * 3600 / 2**20, "memory, MiB": last / 2**20, **soak.pauses}
+    of_memory = {"MiB an hour": growth * 3600 / 2**20, "MiB": last / 2**20}
+    return {**{f"memory but for kept prompts, {unit}": value for unit, value in of_memory.items()}, **soak.pauses}
+
+
+def _weigh(soak: Soak, sizes: list[tuple[float, int]], begun: float, seconds: float) -> None:
+    """How much memory the server has, but for what it keeps of prompts, which grows up to a bound; ends the play."""
+    while time.monotonic() - begun < seconds and not soak.over.wait(min(1.0, seconds / 30)):
+        resident = resident_bytes(soak.process)
+        _, text = soak.ask("GET", "/metrics")
+        kept = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("moeinf_kept_prompt_bytes{")]
+        sizes.append((time.monotonic() - begun, resident - int(sum(kept))))
+    soak.over.set()
 
 
 def _told(soak: Soak, task: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from tests.support.faults.seccomp import deny
 
-_PATIENCE_S = 60.0  # for a command of a second: beyond it, it hangs
+_PATIENCE_S = 120.0  # for a command of a second, or a pull that asks its source again for 63 s: beyond it, it hangs
 _BODY = {"model": "demo", "prompt": "The king said", "stream": False, "options": {"num_predict": 6, "seed": 7}}
 # With all that they import, what the commands load late.
 _IMPORTED = (

@@ -61,12 +61,14 @@ class Generator:
         load_s: float = 0.0,
         isa: str = "",
         drafting: Drafting | None = None,
+        kept_bytes: Callable[[], int] = int,
     ) -> None:
         """load_s: seconds that opening took, which the first request is charged with. isa: the instruction set that
-        draws tokens. drafting: None where no tokens are guessed at."""
+        draws tokens. drafting: None where no tokens are guessed at. kept_bytes: of memory, by what is kept of earlier
+        prompts now."""
         self.runner, self.kind, self.prompts, self.listeners = runner, kind, prompts, listeners
         self.sequences, self.turns, self._load_s, self._isa = sequences, turns, load_s, isa
-        self.drafting, turns.aside = drafting, lambda: sequences.lent
+        self.drafting, self.kept_bytes, turns.aside = drafting, kept_bytes, lambda: sequences.lent
         self.steps = Steps(runner, cuts=runner.cuts_prompts, watcher=listeners.recorder)
         self.last: Completion | None = None
         self.warm_start: WarmStart | None = None  # while no request has come

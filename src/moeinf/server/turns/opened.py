@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Final
@@ -16,7 +17,7 @@ from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.engine.stored.fits_beside import fits_beside
 from moeinf.engine.stored.longest_context import longest_context
-from moeinf.errors import MoeinfError
+from moeinf.errors import MoeinfError, StoreError
 from moeinf.hardware import Machine, machine
 from moeinf.pull.mtp_layer import ensure_draft
 from moeinf.references.meaning import stored as stored_here
@@ -51,6 +52,13 @@ class Loaded:
     config: RuntimeConfig
     expires: datetime | None
     told: JsonMapping
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of memory, by what it keeps of earlier prompts now."""
+        with suppress(StoreError):  # it is being closed
+            return self.model.generator.kept_bytes()
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
