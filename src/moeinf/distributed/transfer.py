@@ -65,7 +65,10 @@ def send_model(link: Link, stored: StoredModel) -> None:
     """Sends the manifest, and of its files those that the worker lacks. Raises LostError, WorkerError, StoreError."""
     manifest = stored.manifest
     if manifest.in_place is not None:
-        raise WorkerError("it has no model of that name, and this one lies in a GGUF file: copy that file there")
+        raise WorkerError(
+            "it has no model of that name, and this one lies in a GGUF file: copy that file there, or pull it here "
+            "with --repack, which can be sent"
+        )
     data = read_small(stored.path / MANIFEST_FILE, _MOST_MANIFEST_BYTES)
     link.send(_LENGTH.pack(len(data)), WAIT_S)
     link.send(data, WAIT_S)

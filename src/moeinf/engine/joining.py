@@ -20,7 +20,10 @@ from moeinf.errors import UsageError, WorkerError
 from moeinf.runtime.cache.tier import ExpertTier
 from moeinf.runtime.io.reader_protocol import DiskReader, ReadFacts
 from moeinf.sampling.step_queue import Interrupted
+from moeinf.store.files import errors_named
+from moeinf.store.format import MERGED_FILE
 from moeinf.store.manifest import Manifest
+from moeinf.store.placed.verify_placed import samples_digest
 from moeinf.types import JsonObject
 from moeinf.version import __version__
 
@@ -135,14 +138,33 @@ def facts_of(weights: Weights, isa: str) -> Facts:
 
 
 def experts_digest(weights: Weights) -> str:
-    """What tells the experts of a model, wherever they lie: their sums, forms and places within their files."""
+    """What tells the experts of a model, wherever they lie: their sums, forms and places within their files.
+
+    Raises StoreError for a file that cannot be read.
+    """
     whole: JsonObject = json.loads(weights.manifest.dumps())
     told = {name: whole.get(name) for name in ("experts", "shards", "scales")}
     if weights.manifest.in_place is not None:
-        files = [(each.num_bytes, each.header_sha256) for each in weights.manifest.in_place.files]
-        told["in_place"] = [files, whole["in_place"]["experts"]]
+        told["in_place"] = [_files_of_experts(weights), whole["in_place"]["experts"]]
     text = json.dumps([told, repr(weights.family.tensors.forms)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files_of_experts(weights: Weights) -> list[tuple[int, str, str, str]]:
+    """What tells a GGUF file, which has no checksum, and that of what an adapter has changed, which has one.
+
+    Samples are read anew, as older stores lack them.
+    """
+    in_place, found = weights.manifest.in_place, []
+    assert in_place is not None
+    paths = in_place.paths(weights.stored.path)
+    for number in sorted({part.file for layer in in_place.experts for part in layer}):
+        file = in_place.files[number]
+        with errors_named(paths[number]):
+            samples = samples_digest(paths[number], file.num_bytes, file.header_bytes)
+        merged = file.sha256 if file.file == MERGED_FILE else ""  # of others the Hub alone tells
+        found.append((file.num_bytes, file.header_sha256, samples, merged))
+    return found
 
 
 def capacity_of(tier: ExpertTier, reader: DiskReader, expert_bytes: int) -> Capacity:

@@ -43,6 +43,7 @@ from moeinf.store.placed.places import (
 from moeinf.store.placed.scales import Scales
 from moeinf.store.placed.verify_placed import header_digest, samples_digest
 from moeinf.store.sums.checksums import CHECKSUMS_FILE
+from moeinf.store.sums.spans import Span, check_spans
 from moeinf.text.templates.file import TEMPLATE_FILE
 from moeinf.text.templates.own import OWN_NOTE, has_template, own_template
 from moeinf.text.tokenizer import beyond_the_embedding, check_text_files
@@ -119,7 +120,7 @@ def make_index(
             file.num_bytes,
             file.header_bytes,
             header_digest(file.path, file.header_bytes),
-            sha256.get(file.path.name, ""),
+            _sha256(file) if _is_merged(file, gguf) else sha256.get(file.path.name, ""),
             _other_folder(file, gguf, folder),
             samples_digest(file.path, file.num_bytes, file.header_bytes),
         )
@@ -141,9 +142,22 @@ def make_index(
 
 def _other_folder(file: GgufFile, gguf: Gguf, folder: str) -> str:
     """Where a file lies, if not in the folder of the others."""
-    if gguf.merged and file == gguf.files[-1]:
+    if _is_merged(file, gguf):
         return OWN_FOLDER if folder else ""
     return "" if file.path.parent == gguf.files[0].path.parent else str(file.path.parent)
+
+
+def _is_merged(file: GgufFile, gguf: Gguf) -> bool:
+    """Whether it is moeinf's own, of what an adapter has changed."""
+    return bool(gguf.merged) and file == gguf.files[-1]
+
+
+def _sha256(file: GgufFile) -> str:
+    """Raises OSError."""
+    [found] = check_spans([Span(file.path, 0, file.num_bytes)])
+    if isinstance(found, OSError):
+        raise found
+    return found.sha256
 
 
 def _names_of(gguf: Gguf) -> str:

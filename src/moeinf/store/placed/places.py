@@ -28,7 +28,7 @@ class PlacedFile:
     num_bytes: int
     header_bytes: int  # all before the first tensor
     header_sha256: str
-    sha256: str = ""  # of all of it, where the Hub told
+    sha256: str = ""  # of all of it, where the Hub told it or moeinf has written the file
     folder: str = ""  # absolute or OWN_FOLDER, where it is another than that of the other files
     samples_sha256: str = ""  # of some blocks of its weights; "" in older stores
 
