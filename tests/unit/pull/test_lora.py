@@ -176,6 +176,7 @@ OF_FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "no product": ("qwen3moe", {"blk.0.attn_q.weight": (np.ones((2, 64)), np.ones((64, 3)))}, {}, "have no product"),
     "of some tokens": ("qwen3moe", {}, {"adapter__alora__invocation_tokens": [3, 4]}, "aLoRA"),
     "a model": ("qwen3moe", {}, {"general__type": "model"}, "is no LoRA adapter"),
+    "another architecture": ("qwen2moe", {}, {}, "is made for 'qwen2moe', the model is 'qwen3moe'; take an adapter of"),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from moeinf._native import dequantise
 from moeinf.errors import UnsupportedModelError
+from moeinf.gguf.configs.architectures import architectures_of
 from moeinf.gguf.gguf_tensors import some_places_of
 from moeinf.gguf.header import Gguf, GgufTensor, Value
 from moeinf.gguf.undo import Columns, Kind, Rows, Stack, Step, Stored, TakeRows, Undo
@@ -124,12 +125,14 @@ class FittedAdapter:
 
 
 def _modules(adapter: GgufAdapter, config: JsonObject, metadata: Mapping[str, Value]) -> list[_Module]:
-    architecture = adapter.text("general.architecture")
-    if metadata and metadata.get("general.architecture") != architecture:
+    architecture, family = adapter.text("general.architecture"), family_of(config)
+    own = (metadata["general.architecture"],) if metadata else architectures_of(family.name)
+    if architecture not in own:  # as in llama.cpp
+        named = f"the model is {own[0]!r:.50}" if len(own) == 1 else f"the model is of the family {family.name!r}"
         raise UnsupportedModelError(
-            f"{adapter.where} is made for {architecture!r:.50}, the model is {metadata['general.architecture']!r:.50}"
+            f"{adapter.where} is made for {architecture!r:.50}, {named}; take an adapter of this model"
         )
-    plan = family_of(config).tensors
+    plan = family.tensors
     tensors = {name: _adapted(name, *pair) for name, pair in adapter.pairs.items()}
     model = Gguf(adapter.gguf.files, metadata or _metadata_of(config, architecture), tensors)
     places = some_places_of(model, plan)
