@@ -57,6 +57,7 @@ _ALWAYS_F32 = re.compile(
 )
 
 
+_OF_PICTURES = ("vision_config", "image_token_id", "vision_start_token_id", "vision_end_token_id")
 LIKE = {  # families whose text is converted as another's
     "glm4v_moe": "glm4_moe",
     "glm5v": "glm_moe_dsa",
@@ -94,7 +95,7 @@ def write_gguf(
     nvfp4: blocks [.., bytes of a row] of some tensors, by their names in the file; scales: further tensors of numbers.
     stored: what is written in place of blocks of a type.
     """
-    c = config.get("text_config") or config
+    c = config.get("text_config") or {name: value for name, value in config.items() if name not in _OF_PICTURES}
     model_type = LIKE.get(config["model_type"], config["model_type"])
     architecture = architecture_of(model_type, c)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
@@ -142,7 +143,7 @@ def _blocks(values: Floats, kind: gguf.GGMLQuantizationType) -> Blocks:
 
 
 def add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    if isinstance(value, list) and any(type(number) is int and number >> 31 for number in value):
+    if isinstance(value, list) and any(type(number) is int and number >> 31 > 0 for number in value):
         writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, sub_type=gguf.GGUFValueType.UINT64)
         return
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}

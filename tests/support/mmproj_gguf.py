@@ -95,8 +95,20 @@ _RENAMED = (
     (r"post_attention_layernorm", "attn_post_norm"),
     (r"post_feedforward_layernorm", "ffn_post_norm"),
 )
-_OF_ONE = {"llama4": ((r"multi_modal_projector\.linear_1", "mm.model.fc"),)}
-_ALWAYS_F32 = re.compile(r"patch_embd|patch_merger|position_embd|norm|ln\d?\.|std_|class_embd|bias$")
+_OF_ONE = {
+    "llama4": ((r"multi_modal_projector\.linear_1", "mm.model.fc"),),
+    "mimo_v2_flash": (
+        (r"^visual\.patch_embed\.proj", "v.patch_embd"),
+        (r"^visual\.blocks\.(\d+)\.attn\.sinks", r"v.blk.\1.attn_sinks"),
+        (r"^visual\.blocks\.(\d+)\.attn\.qkv", r"v.blk.\1.attn_qkv"),
+        (r"^visual\.blocks\.(\d+)\.attn\.proj", r"v.blk.\1.attn_out"),
+        (r"^visual\.blocks\.(\d+)\.norm(\d)", r"v.blk.\1.ln\2"),
+        (r"^visual\.blocks\.(\d+)\.mlp\.(\w+)_proj", r"v.blk.\1.ffn_\2"),
+        (r"^visual\.merger\.ln_q", "v.post_ln"),
+        (r"^visual\.merger\.mlp\.(\d)", r"mm.\1"),
+    ),
+}
+_ALWAYS_F32 = re.compile(r"patch_embd|patch_merger|position_embd|norm|ln\d?\.|std_|class_embd|bias$|sinks$")
 
 
 def write_mmproj(
@@ -137,7 +149,7 @@ def write_mmproj(
 def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     v, text = (
         {"spatial_merge_size": config.get("spatial_merge_size", 2)} | config["vision_config"],
-        config["text_config"],
+        config.get("text_config", config),
     )
     found = {
         "has_vision_encoder": True,
@@ -229,6 +241,27 @@ def _of_pixtral(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _of_mimo(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """With a model of sound in the same file."""
+    return {
+        "has_audio_encoder": True,
+        "audio.projector_type": "mimo_audio",
+        "audio.rvq.codebook_size": [1024, 128],
+        "vision.image_size": 560,
+        "vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+        "vision.image_min_pixels": 256,
+        "vision.image_max_pixels": 8192,
+        "vision.projector_type": "mimovl",
+        "use_silu": True,
+        "vision.attention.head_count_kv": v["num_key_value_heads"],
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.spatial_merge_size": v["spatial_merge_size"],
+        "vision.window_size": v["visual_token_window_size"],
+        "vision.wa_pattern_mode": v["vit_window_attn_types"],
+    }
+
+
 def _of_minimax(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "vision.image_size": v.get("image_size", 2016),
@@ -255,6 +288,7 @@ _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict
     "glm5v": _of_kimi,
     "kimi_k25": _of_kimi,
     "llama4": _of_llama,
+    "mimo_v2_flash": _of_mimo,
     "minimax_m3_vl": _of_minimax,
     "mistral3": _of_pixtral,
     "qwen3_5_moe": _of_qwen,

@@ -114,11 +114,8 @@ MARKS = {
         ("<|patch|>", "image_token_id"), unnamed=("<|image_start|>", "<|image_end|>"), settings={"resample": 1}
     ),
     "hy_v4_vl": Marks(("<|image_pad|>", "image_token_id")),
-    "mimo_v2": Marks(
-        ("<|image_pad|>", "image_token_id"),
-        ("<|vision_start|>", "vision_start_token_id"),
-        ("<|vision_end|>", "vision_end_token_id"),
-    ),
+    "mimo_v2": _OF_QWEN,
+    "mimo_v2_flash": _OF_QWEN,
     "inkling_mm_model": Marks(("<|unused_200054|>", "image_token_id"), settings=_ENLARGED),
     "deepseek_v41": Marks(("<｜deepseek_image｜>", "image_token_id"), settings={}),
     "kimi_k25": Marks(
@@ -154,7 +151,7 @@ _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 
 def seeing_config(family: str) -> dict[str, Any]:
     """With a vocabulary that has room for the tokenizer."""
-    config, marks = all_configs("SEEING")[family], MARKS[family]
+    config, marks = (all_configs("SEEING") | all_configs("SEEING_FILES"))[family], MARKS[family]
     tokenizer = byte_level_tokenizer([*SPECIALS, *marks.tokens])
     text = {"vocab_size": 400, "max_position_embeddings": 1024}
     if "text_config" in config:

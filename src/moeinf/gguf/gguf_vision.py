@@ -14,6 +14,7 @@ from moeinf.errors import CheckpointError, UnsupportedModelError
 from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
 from moeinf.gguf.placement import DenseSource
+from moeinf.gguf.sights.banded_sight import BANDED
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
 from moeinf.gguf.sights.minimax_sight import MINIMAX
 from moeinf.gguf.sights.moonvit_sight import MOONVIT
@@ -29,7 +30,7 @@ _LOOKED_UP = re.compile(r"pos(ition)?_emb")  # in the names of tables
 _OF_SOUND = ("a.", "mm.a.")  # what tensors of a model of sound begin with, which the same file may hold
 
 
-_SIGHTS: Mapping[str, Sight] = {**MERGING, **MINIMAX, **MOONVIT, **POOLING, **PROJECTING}
+_SIGHTS: Mapping[str, Sight] = {**BANDED, **MERGING, **MINIMAX, **MOONVIT, **POOLING, **PROJECTING}
 
 
 def may_see(gguf: Gguf) -> bool:
@@ -68,12 +69,13 @@ def seeing_config(gguf: Gguf, text: JsonObject) -> JsonObject:
     for name in _READ_ELSEWHERE:
         m.values(name)
     m.refuse_others("audio.")
+    of_text = {name: value for name, value in text.items() if name != "model_type"} | sight.text(gguf, text)
+    outside = {name: text[name] for name in _OUTSIDE if name in text} | {"text_config": of_text}
     return {
         "model_type": sight.family,
-        **{name: text[name] for name in _OUTSIDE if name in text},
+        **(outside if sight.nested else of_text),
         **_token_ids(gguf, sight),
         **whole,
-        "text_config": {name: value for name, value in text.items() if name != "model_type"} | sight.text(gguf, text),
         "vision_config": vision,
     }
 

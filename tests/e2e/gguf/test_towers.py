@@ -49,7 +49,9 @@ def blind(stored: StoredModel, why: str) -> None:
         model.generate(asking(QUESTION, png(1)), model.params(num_predict=2))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl_moe", "glm4v_moe", "glm5v", "kimi_k25", "minimax_m3_vl"])
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, "qwen3_vl_moe", "glm4v_moe", "glm5v", "kimi_k25", "mimo_v2_flash", "minimax_m3_vl"]
+)
 def test_it_sees_what_its_checkpoint_sees(family: str, tmp_path: Path) -> None:
     model, mmproj = write_seeing_gguf(tmp_path, family)
     before = mmproj.read_bytes()

@@ -33,29 +33,30 @@ MIMO_V2: dict[str, Any] = {name: value for name, value in MIMO.items() if name n
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
-SEEING: dict[str, dict[str, Any]] = {
-    "mimo_v2": MIMO_V2
-    | {
-        "vision_config": {
-            "depth": 5,
-            "hidden_size": 24,
-            "intermediate_size": 20,
-            "num_heads": 4,
-            "num_key_value_heads": 2,
-            "qk_channels": 8,
-            "out_hidden_size": COMMON["hidden_size"],
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "visual_token_window_size": 9,
-            "use_sink": True,
-            "fullatt_block_indexes": [0, 4],
-            "vit_window_attn_types": [-1, 0, 1, 1, -1],
-        },
-        "image_token_id": 90,
-        "vision_start_token_id": 91,
-        "vision_end_token_id": 92,
-    }
+_TOWER = {
+    "vision_config": {
+        "depth": 5,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "qk_channels": 8,
+        "out_hidden_size": COMMON["hidden_size"],
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "visual_token_window_size": 9,
+        "use_sink": True,
+        "fullatt_block_indexes": [0, 4],
+        "vit_window_attn_types": [-1, 0, 1, 1, -1],
+    },
+    "image_token_id": 90,
+    "vision_start_token_id": 91,
+    "vision_end_token_id": 92,
+}
+SEEING: dict[str, dict[str, Any]] = {"mimo_v2": MIMO_V2 | _TOWER}
+SEEING_FILES: dict[str, dict[str, Any]] = {  # as GGUF files tell of them
+    "mimo_v2_flash": MIMO | _TOWER | {"routed_scaling_factor": 1.0}
 }
 CONFIGS = {
     "mimo_v2": MIMO_V2,

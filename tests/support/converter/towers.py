@@ -45,7 +45,7 @@ NAMES = (
 
 def tower(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A config, and the tensors of its tower."""
-    config = all_configs("SEEING")[name]
+    config = (all_configs("SEEING") | all_configs("SEEING_FILES"))[name]
     return config, numbered(dict(sorted(family_of(config).seen_by.items())))
 
 

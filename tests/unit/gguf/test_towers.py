@@ -35,7 +35,7 @@ def seeing(folder: Path, name: str, *, text: dict[str, Any] | None = None, **how
     plan = family.tensors
     layout = plan.experts[int(family.name == "mistral4")]  # as the converter knows it
     own = numbered(dict(plan.dense) | {source: shape for source, (shape, _) in layout.items()})
-    vocabulary = [f"t{number}" for number in range(config["text_config"]["vocab_size"] - len(TOKENS))]
+    vocabulary = [f"t{number}" for number in range(config.get("text_config", config)["vocab_size"] - len(TOKENS))]
     metadata = {"tokenizer.ggml.tokens": [*vocabulary, *TOKENS]} | dict(text or {})
     [model] = write_gguf(folder / "model.gguf", config | {"model_type": family.name}, own, metadata=metadata)
     return replace(read_gguf(model), mmproj=read_gguf(write_mmproj(folder / "mmproj.gguf", config, tensors, **how)))
@@ -115,12 +115,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral4", {"clip.vision.spatial_merge_size": 3}, "which the metadata mean"),
     ("llama4", {"clip.projector_type": "pixtral"}, "takes 'llama4'"),
     ("llama4", {"clip.vision.image_size": 24}, "which the metadata mean"),
+    ("mimo_v2_flash", {"clip.use_silu": False}, "use_silu"),
+    ("mimo_v2_flash", {"clip.vision.projector_type": "qwen3vl_merger"}, "takes 'mimovl'"),
+    ("mimo_v2_flash", {"clip.vision.wa_pattern_mode": [-1, 0, 1, 1]}, "must be -1, 0 or 1 for each of 5 blocks"),
+    ("mimo_v2_flash", {"clip.vision.wa_pattern_mode": [-1, 0, -1, 1, -1]}, "its tensor 'v.blk.2.attn_sinks' is none"),
+    ("mimo_v2_flash", {"clip.vision.embedding_length": 32}, "which the metadata mean"),
     ("minimax_m3_vl", {"clip.use_gelu": False}, "use_gelu"),
     ("minimax_m3_vl", {"clip.vision.embedding_length": 32}, "which the metadata mean"),
     ("gemma4", {"clip.vision.projector_type": "gemma3"}, "takes 'gemma4v'"),
     ("gemma4", {"clip.vision.image_std": [0.5] * 3}, "normalised"),
     ("gemma4", {"clip.vision.attention.head_count": 2}, "which the metadata mean"),
 ]
+
+
+@pytest.mark.parametrize("name", ["mimo_v2_flash", "minimax_m3_vl"])
+def test_towers_that_newer_converters_write_come_out_as_they_were(name: str, tmp_path: Path) -> None:
+    gguf, (wanted, tensors) = seeing(tmp_path, name, kinds=lambda each: "F32"), tower(name)
+    assert {key: tensor.tolist() for key, tensor in as_plan(gguf).items()} == {
+        key: tensor.float().tolist() for key, tensor in tensors.items()
+    }
+    config = config_of(gguf)
+    said = {field: value for field, value in config["vision_config"].items() if field in wanted["vision_config"]}
+    assert len(said) > 4 and said == {field: wanted["vision_config"][field] for field in said}
 
 
 @pytest.mark.parametrize(("name", "metadata", "words"), REFUSED)

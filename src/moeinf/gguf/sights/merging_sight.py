@@ -54,7 +54,7 @@ _OF_MERGING = (
     (r"model\.visual\.merger\.linear_fc1\.(\w+)", r"mm.0.\1"),
     (r"model\.visual\.merger\.linear_fc2\.(\w+)", r"mm.2.\1"),
 )
-_OF_QWEN = {
+IDS_OF_QWEN = {
     "image_token_id": "<|image_pad|>",
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
@@ -78,7 +78,7 @@ def _qwen(family: str) -> Sight:
         _merging,
         partial(three_positions, interleaved=True),
         merged_pictures,
-        _OF_QWEN,
+        IDS_OF_QWEN,
         _OF_MERGING,
         of_film,
     )

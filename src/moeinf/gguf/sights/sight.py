@@ -31,6 +31,7 @@ class Sight:
     undo: Callable[[str, tuple[int, ...], list[GgufTensor], Metadata], Undo] = as_it_lies
     whole: Callable[[Metadata], JsonObject] = lambda m: {}  # what the whole model's config has besides
     unused: tuple[str, ...] = ()  # further tensors that files may have
+    nested: bool = True  # whether a whole model's config has that of its text in text_config, or in itself
     of_text: str = ""  # the family that the model's own file is of by itself, where that is another
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from moeinf.models.families.glm.mimo_v2_flash import MTP, parse_mimo
+from moeinf.models.families.glm import mimo_v2_flash
 from moeinf.models.fields import MOST_LAYERS, Fields
-from moeinf.models.layers.assemble import DecoderFamily, Spec
-from moeinf.models.layers.vision.of_families.mimo_vision import mimo_vision
-from moeinf.models.layers.vision.vision import seeing
+from moeinf.models.layers.assemble import Spec
 from moeinf.types import JsonObject
 
 _NAMED = ("layernorm_epsilon", "rope_theta", "swa_rope_theta", "partial_rotary_factor", "attention_value_scale")
@@ -27,7 +25,7 @@ def _parse(f: Fields) -> Spec:
         beside.refuse_others(*of_all, *rotated, "type")
     layers = f.count("num_hidden_layers", maximum=MOST_LAYERS)
     windows, sparse = (f.counts(name, layers, 1) for name in ("hybrid_layer_pattern", "moe_layer_freq"))
-    return parse_mimo(
+    return mimo_v2_flash.parse_mimo(
         f.renamed({"rms_norm_eps": "layernorm_epsilon"}).replaced(
             **dict.fromkeys(
                 ("rope_theta", "swa_rope_theta", "rope_scaling", "partial_rotary_factor", "moe_layer_freq")
@@ -40,12 +38,7 @@ def _parse(f: Fields) -> Spec:
     )
 
 
-class Family(DecoderFamily):
+class Family(mimo_v2_flash.Family):
     name = "mimo_v2"
     parse = staticmethod(_parse)
-    ahead = (MTP,)
     ignored = (r"visual\..*", r"audio_encoder\..*", r"speech_embeddings\..*")
-
-    def __init__(self, config: JsonObject) -> None:
-        super().__init__(config)
-        self.vision, self.no_vision = seeing(lambda: mimo_vision(Fields(config), self.decoder.attention.hidden_size))

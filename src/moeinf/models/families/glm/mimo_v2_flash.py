@@ -17,9 +17,11 @@ from moeinf.models.layers.moe import sparse_layers
 from moeinf.models.layers.protocol import Attention, Layers
 from moeinf.models.layers.rope import Rope, of_kind, partial_rotary, rope_of
 from moeinf.models.layers.routers import sigmoid_moe
+from moeinf.models.layers.vision.of_families.mimo_vision import mimo_vision
+from moeinf.models.layers.vision.vision import seeing
 from moeinf.types import JsonObject, RowsOf, TensorPlan
 
-MTP = r"model\.mtp\..*"
+_MTP = r"model\.mtp\..*"
 _PARTIAL = 0.334
 _ROPES: dict[str, JsonObject] = {
     "full_attention": {"rope_type": "default", "rope_theta": 5e6},
@@ -122,4 +124,8 @@ def _only_said_again(f: Fields, slides: list[int], num_layers: int) -> None:
 class Family(DecoderFamily):
     name = "mimo_v2_flash"
     parse = staticmethod(parse_mimo)
-    ahead = (MTP,)
+    ahead = (_MTP,)
+
+    def __init__(self, config: JsonObject) -> None:
+        super().__init__(config)
+        self.vision, self.no_vision = seeing(lambda: mimo_vision(Fields(config), self.decoder.attention.hidden_size))
