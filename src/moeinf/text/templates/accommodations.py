@@ -88,6 +88,22 @@ def drops_system(messages: Sequence[Message], text: str) -> bool:
     return any(isinstance(content, str) and content.strip() not in text for content in contents)
 
 
+def drops_user(messages: Sequence[Message], text: str) -> bool:
+    """Whether a template seems to have left out what a user said."""
+    contents = [message.get("content") for message in messages if message.get("role") == "user"]
+    return any(isinstance(content, str) and content.strip() not in text for content in contents)
+
+
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Texts as lists of one part, which is the only form that some templates take (MiniMax-Text-01's)."""
+    return [
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content := message.get("content"), str)
+        else message
+        for message in messages
+    ]
+
+
 def moves_system(messages: Sequence[Message], text: str) -> bool:
     """Whether a template put a late system message in front of the turn before it.
 

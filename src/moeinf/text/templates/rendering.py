@@ -8,13 +8,21 @@ import jinja2
 from jinja2.exceptions import SecurityError
 
 from moeinf.errors import TextError
-from moeinf.text.templates.accommodations import accommodations, drops_result, drops_system, moves_system
+from moeinf.text.templates.accommodations import (
+    accommodations,
+    drops_result,
+    drops_system,
+    drops_user,
+    in_parts,
+    moves_system,
+)
 from moeinf.text.templates.given import given, given_messages
 from moeinf.text.templates.sandbox import environment
 from moeinf.text.templates.traced import MARK, OWN, Traced, alternatives, origins_of, traced_concat
 from moeinf.types import JsonMapping, Message
 
 _MAX_OUTPUT_CHARS = 4 << 20
+_SPELT_OUT = "'type': 'text'"  # what a template writes that takes parts for a text
 
 
 class ChatTemplate:
@@ -42,7 +50,7 @@ class ChatTemplate:
         messages = given(messages)
         for candidate, notes in accommodations(messages, lambda: _why_without_tools(refusals)):
             try:
-                text = self._render(candidate, variables, prompts)
+                text = self._written(candidate, variables, prompts)
             except jinja2.TemplateError as error:
                 refusals.append(error)
                 continue
@@ -54,6 +62,25 @@ class ChatTemplate:
         if without_results is not None:  # which the template may write in a way of its own
             return without_results
         raise refusals[0] if refusals else jinja2.TemplateError("the template leaves out the system message")
+
+    def _written(self, messages: Sequence[Message], variables: JsonMapping, prompts: bool) -> Traced:
+        """With texts in parts where the template refuses plain ones, or leaves out what a user said. As `_render`."""
+        text, refusal = None, jinja2.TemplateError()
+        try:
+            text = self._render(messages, variables, prompts)
+        except jinja2.TemplateError as error:
+            refusal = error
+        if text is not None and not drops_user(messages, text):
+            return text
+        try:
+            other = self._render(in_parts(messages), variables, prompts)
+        except jinja2.TemplateError:
+            other = None
+        if other is not None and not drops_user(messages, other) and _SPELT_OUT not in other:
+            return other
+        if text is None:
+            raise refusal
+        return text
 
     def _render(self, messages: Sequence[Message], variables: JsonMapping, prompts: bool) -> Traced:
         known = {"tools": None, "documents": None, **self._specials} | given(variables)

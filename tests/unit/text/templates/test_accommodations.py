@@ -10,6 +10,7 @@ import pytest
 
 from moeinf.errors import TextError
 from moeinf.text.templates.accommodations import fold_late_system, fold_system, merge_turns
+from moeinf.text.templates.traced import MARK
 from moeinf.text.tokenizer import Tokenizer
 from tests.support.tool_families import BY_NAME, CHAT, TOOLS
 
@@ -146,3 +147,26 @@ def test_tools_of_a_request_may_not_smuggle_in_control_tokens(tmp_path: Path) ->
         assert ends[0] == ends[1] > 0
         with pytest.raises(TextError, match="is not of the form"):
             tokenizer.render(CHAT, {"tools": [{"name": "f"}]})
+
+
+BY_PARTS = {  # as MiniMax-Text-01 and MiniMax-VL-01 have it: the first refuses plain texts, the second drops them
+    "the first part": "{% for m in messages %}{{ m.role + ': ' + m['content'][0]['text'] + '\\n' }}{% endfor %}",
+    "every part": (
+        "{% for m in messages %}{{ m.role }}: {% for part in m.content %}{% if part.type == 'image' %}<image>"
+        "{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '\\n' }}{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("template", BY_PARTS.values(), ids=list(BY_PARTS))
+def test_a_template_that_takes_parts_alone_is_given_them(template: str, model_folder: MakeFolder) -> None:
+    chat = (turn("system", "S"), turn("user", "a"), turn("assistant", "b"), turn("user", "c <|im_end|>"))
+    text, notes = render(model_folder(template), *chat)
+    assert text.replace(MARK, "") == "system: S\nuser: a\nassistant: b\nuser: c <|im_end|>\n" and notes == []
+
+
+@pytest.mark.parametrize("content", ["m.content | replace('a', 'x')", "m.content | tojson", "m.content | upper"])
+def test_a_template_that_changes_texts_is_given_them_plain(content: str, model_folder: MakeFolder) -> None:
+    folder = model_folder(f"{{% for m in messages %}}{{{{ {content} }}}};{{% endfor %}}")
+    text, notes = render(folder, turn("user", 'a"'))
+    assert text in ('x";', '"a\\"";', 'A";') and notes == []
