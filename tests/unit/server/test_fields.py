@@ -262,3 +262,19 @@ def test_the_name_that_another_api_has_for_a_field_is_refused_with_the_right_one
 ) -> None:
     with pytest.raises(Refusal, match=f"{name} is not supported: {remedy}"):
         checked({name: "x"}, kind)
+
+
+TEXTS = ("input", "prompt", "prompts", "text", "texts", "content", "messages")
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "encoding_format", "dimensions"])
+@pytest.mark.parametrize("kind", [EmbedRequest, EmbeddingsRequest])
+def test_no_text_to_embed_is_passed_over(kind: type[Any], name: str) -> None:
+    """Of a request without a text nothing but an empty vector would come."""
+    assert fate(kind, name) in ("obeyed", "refused")
+
+
+def test_a_text_that_the_other_route_embeds_is_refused_with_its_name() -> None:
+    for kind, name, remedy in ((EmbedRequest, "prompt", "give input"), (EmbeddingsRequest, "input", "give prompt")):
+        with pytest.raises(Refusal, match=f"{name} is not supported: {remedy}"):
+            checked({"model": "m", name: "hello"}, kind)

@@ -10,7 +10,7 @@ from moeinf.server.ask import Ask, Inputs, keep_alive_of
 from moeinf.server.body_fields import Fields
 from moeinf.server.http import Answer
 from moeinf.server.ollama.answers import nanoseconds
-from moeinf.server.ollama.fields import NAMED
+from moeinf.server.ollama.fields import EMBED, EMBEDDINGS
 from moeinf.server.ollama.requests import given_options
 from moeinf.server.openai.embeddings import shortened, texts_of
 from moeinf.server.question import Question, WholeWriter
@@ -20,7 +20,7 @@ from moeinf.types import JsonObject
 class EmbedRequest(msgspec.Struct, kw_only=True):
     """truncate: whether a text that is too long loses its end, which is so unless it is false."""
 
-    published: ClassVar[Fields] = NAMED
+    published: ClassVar[Fields] = EMBED
     model: str
     input: str | list[str] | None = None
     truncate: bool | None = None
@@ -30,7 +30,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingsRequest(msgspec.Struct, kw_only=True):
-    published: ClassVar[Fields] = NAMED
+    published: ClassVar[Fields] = EMBEDDINGS
     model: str
     prompt: str | None = None
     options: JsonObject | None = None

@@ -95,6 +95,23 @@ SHOW: Final = NAMED | Fields(
     },
     unknown=log_unknown,
 )
+# What other APIs, and the other of ollama's two routes, call the text: without it a request would only load the model.
+EMBED: Final = NAMED | Fields(
+    {
+        **{name: Refused("give input") for name in ("prompt", "prompts", "text", "texts", "content", "messages")},
+        "encoding_format": Refused("vectors here are lists of numbers; ask /v1/embeddings", ("float",)),
+    },
+    unknown=log_unknown,
+)
+EMBEDDINGS: Final = NAMED | Fields(
+    {
+        **{name: Refused("give prompt, or ask /api/embed") for name in ("input", "text", "content", "messages")},
+        **{name: Refused("ask /api/embed") for name in ("prompts", "texts", "dimensions")},
+        "truncate": Refused("a text that is too long loses its end; ask /api/embed", (True,)),
+        "encoding_format": Refused("a vector here is a list of numbers; ask /v1/embeddings", ("float",)),
+    },
+    unknown=log_unknown,
+)
 _GONE = "ollama no longer reads it, either"
 _PLACED = "weights are placed by moeinf, and no answer depends on it"
 # Options that mean nothing here are logged, whichever they are; these are known.
