@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,9 @@ from tokenizers.decoders import DecodeStream
 # Stands in a stream's text before each token that it was told to mark, so that its letters are not taken for it.
 # A noncharacter: models do not write it, and one that does gets U+FFFD instead.
 TOKEN_MARK = "\ufdd1"
+# Stand in a stream's text for control tokens that it was told to tell of. Noncharacters, too.
+STAND_INS = tuple(map(chr, range(0xFDD2, 0xFDF0)))
+_NO_MARKS = dict.fromkeys(map(ord, (TOKEN_MARK, *STAND_INS)), "\ufffd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,28 @@ class Piece(NamedTuple):
     call: CallPart | None = None
 
 
+def stand_ins(control: Sequence[str], stops: Sequence[str]) -> dict[str, str]:
+    """A character for each of these control tokens that is a part of a text at which an answer is to end."""
+    return dict(zip([token for token in control if any(token in stop for stop in stops)], STAND_INS, strict=False))
+
+
 class TokenStream:
     """Turns token ids into text, and holds back what may be the middle of a character."""
 
     def __init__(
-        self, tokenizer: Tokenizer, context: list[int], *, skip_special: bool, marked: Mapping[int, str] | None = None
+        self,
+        tokenizer: Tokenizer,
+        context: list[int],
+        *,
+        skip_special: bool,
+        marked: Mapping[int, str] | None = None,
+        told: Mapping[int, str] | None = None,
     ) -> None:
-        """marked: tokens that come out as TOKEN_MARK and their text, special ones too."""
+        """marked: tokens that come out as TOKEN_MARK and their text, special ones too. told: special tokens that come
+        out as one of STAND_INS."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._marked = marked or {}
+        self._marked, self._told = marked or {}, told or {}
         self._held: list[int] = []
         self._restart(context)
 
@@ -56,12 +71,13 @@ class TokenStream:
             self._stream.step(self._tokenizer, token)
 
     def step(self, ids: list[int]) -> str:
-        return "".join(map(self._step_marked, ids)) if self._marked else "".join(map(self._step_one, ids))
+        step = self._step_marked if self._marked or self._told else self._step_one
+        return "".join(map(step, ids))
 
     def _step_marked(self, token: int) -> str:
         mark = self._marked.get(token)
         if mark is None:
-            return self._step_one(token).replace(TOKEN_MARK, "\ufffd")
+            return self._step_one(token).translate(_NO_MARKS) + self._told.get(token, "")
         before, self._held = self.flush(), []
         self._restart([token])  # which leaves the space in front of the next word as it is
         return f"{before}{TOKEN_MARK}{mark}"

@@ -28,7 +28,7 @@ from moeinf.text.templates.chats import ChatTemplates
 from moeinf.text.templates.file import find_template
 from moeinf.text.templates.rendering import split_marked
 from moeinf.text.templates.traced import OWN, Traced
-from moeinf.text.text_stream import Piece
+from moeinf.text.text_stream import Piece, stand_ins
 from moeinf.text.thoughts import answer_tags_of, tags_of
 from moeinf.text.token_shape import token_shape
 from moeinf.text.tool_calls.call_stream import TextStream
@@ -156,7 +156,7 @@ class TextWorker:
         if self._harmony and request["skip_special"]:
             marks = marks_of_harmony(self._tokenizer, ids)
         elif (tags := tags_of(source)) is not None:
-            marks = marks_of_tags(self._tokenizer, ids, tags)
+            marks = marks_of_tags(self._tokenizer, ids, tags, request["begun"])
         return {"marks": marks and asdict(marks), "thinks": bool(tags_of(source))}
 
     def accept(self, request: JsonMapping) -> JsonObject:
@@ -170,12 +170,14 @@ class TextWorker:
         return self._grammars
 
     def open(self, request: JsonMapping) -> JsonObject:
-        """Opens a stream for what follows `ids`.
+        """Opens a stream for what follows `ids`; returns the characters that stand in it for control tokens.
 
         chat: the template wrote them, so that thoughts are told apart. tools: those that may be called, so that calls
-        are, too; [] for none.
+        are, too; [] for none. begun: the beginning of the answer that the prompt ends with, "" for none. stops: texts
+        whose control tokens are to be told of.
         """
         source = self._source(request)
+        told = stand_ins(self._control, request["stops"]) if request["skip_special"] else {}
         self._streams[request["stream"]] = open_stream(
             self._tokenizer,
             request["ids"],
@@ -185,8 +187,10 @@ class TextWorker:
             syntax=self._syntax,
             tools=request["tools"],
             json_calls=request["json_calls"],
+            begun=request["begun"],
+            told={int(self._tokenizer.token_to_id(name) or 0): character for name, character in told.items()},
         )
-        return {}
+        return {"told": told}
 
     @property
     def _syntax(self) -> Syntax | None:

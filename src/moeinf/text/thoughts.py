@@ -72,8 +72,16 @@ def opened_by(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Tags:
     return next((each for each in _SHORTER[tags] if prompt.endswith(each)), tags)
 
 
-def state_behind(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> Literal["begin", "opened", "closed"]:
-    """Returns whether a prompt that ends with `context` has opened a thought, or closed it; else it may begin."""
+def state_behind(
+    tokenizer: Tokenizer, context: Sequence[int], tags: Tags, begun: str = ""
+) -> Literal["begin", "opened", "thought", "closed"]:
+    """Returns whether a prompt that ends with `context` has opened a thought, or closed it; else it may begin.
+
+    begun: the beginning of the answer, with which the prompt ends, and which may end in the middle of a "thought".
+    """
+    opens = begun.rfind(tags[0])
+    if opens >= 0 and opens > begun.rfind(tags[1]) and begun[opens + len(tags[0]) :].strip():
+        return "thought"
     prompt = tokenizer.decode(list(context), skip_special_tokens=False).rstrip()
     opened = prompt.removesuffix(_LABELS.get(tags[0], "")).endswith(tags[0])
     return "opened" if opened else "closed" if prompt.endswith(tags[1]) else "begin"
@@ -95,14 +103,16 @@ class ThoughtStream:
         *,
         skip_special: bool,
         marked: Mapping[int, str] | None = None,
+        told: Mapping[int, str] | None = None,
         answer_tags: Tags | None = None,
+        begun: str = "",
     ) -> None:
-        """context: the end of the prompt. tags: None where everything is text. marked: as for TokenStream.
+        """context: the end of the prompt. tags: None where everything is text. marked, told: as for TokenStream.
 
-        answer_tags: are taken off an answer behind a thought.
+        answer_tags: are taken off an answer behind a thought. begun: as of `state_behind`.
         """
         self._answer = _Unwrapped(answer_tags) if answer_tags else None
-        self._tokenizer, self._skip_special, self._marked = tokenizer, skip_special, marked
+        self._tokenizer, self._skip_special, self._marked, self._told = tokenizer, skip_special, marked, told
         self._text = self._token_stream(context)
         self._held = ""  # text that is not yet known to be thought or answer
         self._has_thought = False
@@ -113,15 +123,17 @@ class ThoughtStream:
         self._closing = set[int]()
         if tags is not None:
             longest, tags = tags, opened_by(tokenizer, context, tags)
-            self._state = state_behind(tokenizer, context, tags)
+            self._state = state_behind(tokenizer, context, tags, begun)
             self._has_thought = self._state == "closed"
-            self._label = "" if self._state == "opened" else self._label  # which the prompt then has
+            self._label = "" if self._state in ("opened", "thought") else self._label  # which the prompt then has
             self._ids = tag_ids(tokenizer, tags)
             self._closing = {ids[1] for ids in (self._ids, tag_ids(tokenizer, longest)) if ids}
             self._letters = tags if self._ids is None else None
 
     def _token_stream(self, context: Sequence[int]) -> TokenStream:
-        return TokenStream(self._tokenizer, list(context), skip_special=self._skip_special, marked=self._marked)
+        return TokenStream(
+            self._tokenizer, list(context), skip_special=self._skip_special, marked=self._marked, told=self._told
+        )
 
     def step(self, ids: Sequence[int]) -> list[Piece]:
         return [piece for token in ids for piece in self._step_one(token)]

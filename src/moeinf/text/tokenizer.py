@@ -165,15 +165,18 @@ class Tokenizer:
         chat: bool = False,
         tools: Sequence[JsonMapping] | None = None,
         json_calls: bool = False,
+        begun: str = "",
+        stops: Sequence[str] = (),
     ) -> TextStream:
         """Opens a detokeniser for what follows prompt_ids.
 
         chat: they are a rendered chat, so that the model may think before it answers. tools: those that it was given,
-        so that it may call them; json_calls: also by an answer that is nothing but JSON objects.
+        so that it may call them; json_calls: also by an answer that is nothing but JSON objects. begun: the beginning
+        of the answer, with which the prompt ends. stops: texts in which control tokens count (see TextStream.told).
         """
         context = list(prompt_ids)[-_CONTEXT_TOKENS:]
         kind = {"skip_special": skip_special, "chat": chat, "tools": whole_characters(tools or ())}
-        kind["json_calls"] = json_calls
+        kind |= {"json_calls": json_calls, "begun": whole_characters(begun), "stops": whole_characters(stops)}
         return TextStream(self._process, next(self._stream_ids), context, **kind)
 
     def least_tokens(self, text: str) -> int:
@@ -263,7 +266,8 @@ class TextStream:
     """Text, thoughts and calls of generated ids as they come, right across characters that are split over tokens.
 
     Where the worker has ended meanwhile, because of another request or because somebody killed it, a new one is told
-    all that this stream has asked before.
+    all that this stream has asked before. told: the character that stands in its texts for each control token of the
+    stops that it was given; all others are left out.
     """
 
     def __init__(self, process: TextProcess, stream_id: int, context: list[int], **kind: Json) -> None:
@@ -272,7 +276,7 @@ class TextStream:
         self._context, self._kind = context, kind
         self._open, self._worker = True, 0
         self._asked: list[tuple[str, float, JsonMapping]] = []  # which the worker's answers depend on
-        self._request("open", ids=context, **kind)
+        self.told: Mapping[str, str] = self._request("open", ids=context, **kind)["told"]
 
     def step(self, token_id: int) -> list[Piece]:
         """Takes a token; returns the text that is complete now, which is none in the middle of a character."""

@@ -66,6 +66,13 @@ def test_without_tools_nothing_is_a_call(caller: Model) -> None:
     assert "<tool_call>" in answer.text and not answer.tool_calls
 
 
+def test_a_thought_that_the_client_has_begun_goes_on(caller: Model) -> None:
+    for begun, thinking in (("<think> Hm.", ""), ("<think>", "Hm.")):
+        chat = [*ASKED, {"role": "assistant", "content": begun}]
+        answer = caller.generate(chat, tools=[LOOK_UP], continues=True)
+        assert (answer.thinking, answer.text, answer.tool_calls) == (thinking, "Looking.", [CALLED])
+
+
 def test_a_call_that_is_cut_off_is_none_but_its_parts_are_told(caller: Model) -> None:
     parts = [
         piece.call

@@ -80,6 +80,31 @@ def test_thoughts_and_answer_come_apart(kind: str, prompt: str, answer: str, exp
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("begun", "answer", "expected"),
+    [
+        ("<think>\nHm,", " yes.\n</think>\n\nHello", (" yes.", "Hello")),
+        ("<think>\nHm," + " so" * 40, " yes.</think>Hello", (" yes.", "Hello")),
+        ("<think>\nHm,", " cut </thi", (" cut </thi", "")),
+        ("<think>\n", "Hm.</think>Hello", ("Hm.", "Hello")),
+        ("<think>a</think>\n\nHel", "lo <think>b", ("", "lo <think>b")),
+        ("<think>a</think>b <think>c", " d</think>e", (" d", "e")),
+        ("Hel", "lo", ("", "lo")),
+    ],
+)
+def test_an_answer_that_begins_in_a_thought_goes_on_there(
+    kind: str, begun: str, answer: str, expected: tuple[str, str]
+) -> None:
+    if kind == "control tokens":
+        expected = (expected[0], expected[1].replace("<think>", ""))
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(ASKED + begun).ids
+    stream = ThoughtStream(tokenizer, ids[-32:], THINK, skip_special=True, begun=begun)
+    pieces = [piece for token in tokenizer.encode(answer).ids for piece in stream.step([token])]
+    assert apart([*pieces, *stream.flush()]) == expected
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer", "expected"),
     [

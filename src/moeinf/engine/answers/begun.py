@@ -51,9 +51,7 @@ def begin(request: Request, kind: ModelKind, prompts: Prompts, isa: str) -> Begu
         raise UsageError("format: an answer that was begun is held to no form; leave one of the two out")
     variables = form_variables(None if request.raw else kind.template, format) | dict(request.variables)
     prompt = prompts.encode(request.prompt, Rendering(request.raw, variables, request.continues), request.room)
-    stream = kind.text_stream(
-        prompt.text_ids, chat=prompts.templated(request.raw), tools=request.tools, held=_held(format)
-    )
+    stream = kind.text_stream(prompt.text_ids, request, chat=prompts.templated(request.raw), held=_held(format))
     text = AnswerText(stream, prompts.tokenizer.eos_ids, params.stop, params.min_tokens)
     try:
         constraint = None

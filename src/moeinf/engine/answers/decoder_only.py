@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator, Sequence
 
 from moeinf.config import RuntimeConfig
 from moeinf.engine.answers.model_kind import Generation, finite
-from moeinf.engine.completion import Rendering
+from moeinf.engine.completion import Rendering, Request, TokenIds
 from moeinf.engine.runner import ModelRunner
+from moeinf.engine.vision.parts import text_alone
 from moeinf.errors import UsageError
 from moeinf.sampling.constraint import AnswerFormat
 from moeinf.sampling.generation_config import not_done
@@ -15,7 +16,7 @@ from moeinf.sampling.loop import generate
 from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import JsonMapping, Message, Tool
+from moeinf.types import JsonMapping, Message
 
 
 class DecoderOnly:
@@ -84,11 +85,21 @@ class DecoderOnly:
             speculation=asked.speculation,
         )
 
-    def text_stream(
-        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
-    ) -> TextStream:
-        json_calls = self._json_calls and not held
-        return self._tokenizer.stream(prompt, chat=chat, tools=tools, json_calls=json_calls)
+    def text_stream(self, prompt: Sequence[int], request: Request, *, chat: bool, held: bool = False) -> TextStream:
+        return self._tokenizer.stream(
+            prompt,
+            chat=chat,
+            tools=request.tools,
+            json_calls=self._json_calls and not held,
+            begun=_begun(request),
+            stops=request.params.stop,
+        )
+
+
+def _begun(request: Request) -> str:
+    """The text with which the answer begins, that of the last message."""
+    chat = () if isinstance(request.prompt, str | TokenIds) else request.prompt
+    return text_alone(chat[-1:]) if request.continues else ""
 
 
 def refuse_translation(config: RuntimeConfig, name: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moeinf.engine.completion import Rendering
+from moeinf.engine.completion import Rendering, Request
 from moeinf.engine.runner import ModelRunner
 from moeinf.sampling.cached_tokens import CachedTokens
 from moeinf.sampling.constraint import AnswerFormat
@@ -17,7 +17,7 @@ from moeinf.sampling.speculation.depth import Speculation
 from moeinf.sampling.step_queue import Seat
 from moeinf.text.thinking_text import TemplateFacts
 from moeinf.text.tokenizer import TextStream
-from moeinf.types import JsonMapping, Message, Tool
+from moeinf.types import JsonMapping, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,11 @@ class ModelKind(Protocol):
         """Yields the answer's token ids as they are chosen, and None where it waits for a step (step_queue.py)."""
         ...
 
-    def text_stream(
-        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
-    ) -> TextStream:
+    def text_stream(self, prompt: Sequence[int], request: Request, *, chat: bool, held: bool = False) -> TextStream:
         """Turns the answer's token ids into text, thoughts and calls.
 
-        chat: the prompt went through the chat template. tools: those that it was given. held: whether the answer is
-        held to a form of its own, so that JSON is no call.
+        chat: the prompt went through the chat template. held: whether the answer is held to a form of its own, so that
+        JSON is no call.
         """
         ...
 

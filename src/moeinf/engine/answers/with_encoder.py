@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from moeinf.config import RuntimeConfig
 from moeinf.config.size import Bytes
 from moeinf.engine.answers.model_kind import Generation, finite
-from moeinf.engine.completion import Rendering
+from moeinf.engine.completion import Rendering, Request
 from moeinf.engine.runner import ModelRunner
 from moeinf.errors import UsageError
 from moeinf.sampling.beam_search import BeamSearch, num_beams_asked, search_beams
@@ -19,7 +19,7 @@ from moeinf.sampling.params import SamplingParams, resolve_params
 from moeinf.sampling.sampler import Sampler
 from moeinf.sampling.step_queue import Interrupted
 from moeinf.text.tokenizer import TextStream, Tokenizer
-from moeinf.types import EncoderInput, JsonMapping, Message, Tool
+from moeinf.types import EncoderInput, JsonMapping, Message
 
 
 class EncoderDecoder:
@@ -124,10 +124,8 @@ class EncoderDecoder:
             num_ids,
         )
 
-    def text_stream(
-        self, prompt: Sequence[int], *, chat: bool, tools: Sequence[Tool] = (), held: bool = False
-    ) -> TextStream:
-        return self._tokenizer.stream(skip_special=not self._has_gaps)
+    def text_stream(self, prompt: Sequence[int], request: Request, *, chat: bool, held: bool = False) -> TextStream:
+        return self._tokenizer.stream(skip_special=not self._has_gaps, stops=request.params.stop)
 
 
 def _read(runner: ModelRunner, prompt: Sequence[int], monitor: Monitor) -> bool:

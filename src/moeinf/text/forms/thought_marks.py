@@ -26,14 +26,15 @@ class ThoughtMarks:
     opened: bool
 
 
-def marks_of_tags(tokenizer: Tokenizer, context: Sequence[int], tags: Tags) -> ThoughtMarks | None:
-    """None where the tags are written in letters."""
+def marks_of_tags(tokenizer: Tokenizer, context: Sequence[int], tags: Tags, begun: str = "") -> ThoughtMarks | None:
+    """None where the tags are written in letters. begun: as of `state_behind`."""
     if is_xtml(tokenizer, tags):
         return _marks_of_xtml(tokenizer, context)
     ids = tag_ids(tokenizer, tags)
     if ids is None:
         return None
-    return ThoughtMarks((ids[0],), ids[1], (ids[1],), state_behind(tokenizer, context, tags) == "opened")
+    opened = state_behind(tokenizer, context, tags, begun) in ("opened", "thought")
+    return ThoughtMarks((ids[0],), ids[1], (ids[1],), opened)
 
 
 def _marks_of_xtml(tokenizer: Tokenizer, context: Sequence[int]) -> ThoughtMarks:

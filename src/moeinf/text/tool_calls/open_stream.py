@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -26,12 +26,15 @@ def open_stream(
     syntax: Syntax | None,
     tools: Sequence[JsonMapping],
     json_calls: bool = False,
+    begun: str = "",
+    told: Mapping[int, str] | None = None,
 ) -> TextStream:
     """Opens a stream for what follows `context`, the end of a prompt.
 
     tags: of thoughts; None where there are none. answer_tags: of the answer behind a thought. tools: those that may
     be called, in `syntax`; [] where text that looks like a call is text. json_calls: whether an answer that is
-    nothing but JSON objects calls the tools that they name.
+    nothing but JSON objects calls the tools that they name. begun: the beginning of the answer that the prompt ends
+    with. told: tokens that come out as characters of their own, but for those of the syntax and the tags.
     """
     schemas = ToolSchemas(tools) if tools else None
     if skip_special and is_harmony(tokenizer):
@@ -50,7 +53,16 @@ def open_stream(
     hidden = [
         entry.content for entry in added.values() if skip_special and entry.special and entry.content in (tags or ())
     ]
-    stream = ThoughtStream(tokenizer, context, tags, skip_special=skip_special, marked=marked, answer_tags=answer_tags)
+    stream = ThoughtStream(
+        tokenizer,
+        context,
+        tags,
+        skip_special=skip_special,
+        marked=marked,
+        told=told,
+        answer_tags=answer_tags,
+        begun=begun,
+    )
     calls = CallStream(stream, syntax, schemas or ToolSchemas(()), frozenset(marked.values()), tags, hidden)
     return calls if schemas is None or not json_calls else WholeJson(calls, schemas)
 

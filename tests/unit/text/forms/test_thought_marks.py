@@ -35,6 +35,8 @@ def test_tags_that_are_tokens(model_folder: MakeFolder, prompt: str, opened: boo
         assert opens is not None and closes is not None
         assert found == ThoughtMarks((opens,), closes, (closes,), opened)
         assert marks(folder, prompt, chat=False)[0] is None, "a raw prompt has no thoughts"
+        begun = marks(folder, "a<think>Hm, so", chat=True, begun="<think>Hm, so")[0]
+        assert begun is not None and begun.opened
 
 
 def test_tags_in_letters_cannot_be_ended(model_folder: MakeFolder) -> None:
