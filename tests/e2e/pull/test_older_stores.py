@@ -17,7 +17,7 @@ from moeinf.engine.completion import Completion
 from moeinf.engine.model import Model
 from moeinf.engine.reporting import Reporting
 from moeinf.errors import StoreError, UsageError
-from moeinf.pull.pull import pull
+from moeinf.pull.pull import ensure, pull
 from moeinf.store.library import Library, StoredModel
 from moeinf.store.manifest import VERSION, model_id
 from moeinf.store.verify import verify
@@ -26,6 +26,7 @@ from moeinf.types import Float32Array
 
 KEPT = Path(__file__).parents[2] / "support" / "older"
 STORES = sorted(path.name for path in KEPT.glob("2026-*.tar.xz"))
+ELSEWHERE = "g:latest"  # whose weights lie in another file
 BY_HAND = ("2026-11-23-7c8be8e2.tar.xz", "2026-11-25-420a8162.tar.xz")  # what was learned, and the traces
 
 
@@ -72,7 +73,7 @@ def logits(stored: StoredModel) -> Float32Array:
 def test_each_model_answers_as_one_that_is_stored_today(home: Path, today: dict[str, StoredModel]) -> None:
     library = Library(home)
     assert library.faults() == []
-    found = {model.name: model for model in library.list()}
+    found = {model.name: model for model in library.list() if model.name != ELSEWHERE}
     assert found and found.keys() <= {"c:latest", "m:latest", "mq8_0:q8_0"}
     for name, model in found.items():
         assert verify(model) == []
@@ -87,10 +88,25 @@ def test_each_model_answers_as_one_that_is_stored_today(home: Path, today: dict[
         assert "m:latest" not in found or (found["m:latest"].path / shard).read_bytes() == data
 
 
+@pytest.mark.parametrize("home", having("names/g"), indirect=True)
+def test_a_gguf_file_with_an_adapter_answers_as_one_that_is_merged_today(home: Path, tmp_path: Path) -> None:
+    """The manifest is told where the file lies now."""
+    source, before = unpacked("gguf.tar.xz", tmp_path / "gguf"), Library(home).find("g").path
+    text = (before / "manifest.json").read_text().replace('"/tmp/older/gguf"', json.dumps(str(source)))
+    now = before.with_name(model_id(text.encode()))
+    before.rename(now)
+    (now / "manifest.json").write_text(text)
+    (home / "names" / "g" / "latest").write_text(f"{now.name} @\n")
+    stored = Library(home).find("g")
+    assert stored.manifest.in_place is not None and stored.manifest.in_place.merged and verify(stored) == []
+    merged = ensure(str(source / "model.gguf"), PullOptions(lora=str(source / "adapter")), home=tmp_path / "today")
+    np.testing.assert_array_equal(logits(stored), logits(merged))
+
+
 @pytest.mark.parametrize("home", having("names/c"), indirect=True)
 def test_presets_and_what_was_learned_are_read(home: Path) -> None:
     library = Library(home)
-    assert sorted(model.name for model in library.list()) == ["c:latest", "m:latest", "mq8_0:q8_0"]
+    assert {"c:latest", "m:latest", "mq8_0:q8_0"} <= {model.name for model in library.list()}
     preset = json.loads(library.find("c").preset_text)
     assert preset["system"] == "Be\nbrief." and sorted(preset["options"]) == [["stop", "b"], ["temperature", "0.5"]]
     said = list[str]()
@@ -152,6 +168,6 @@ def test_a_store_of_a_later_version_is_named_and_left_alone(tmp_path: Path) -> N
     (home / "names" / "m" / "latest").write_text(f"{later.name} @\n")
     with pytest.raises(StoreError, match=r"made by a newer moeinf.*upgrade moeinf"):
         _ = library.find("m").manifest
-    assert sorted(each.name for each in library.list() if each.name != "m:latest") == ["c:latest", "mq8_0:q8_0"]
+    assert {each.name for each in library.list()} - {"m:latest", ELSEWHERE} == {"c:latest", "mq8_0:q8_0"}
     library.prune()
     assert (later / "dense.safetensors").exists()

@@ -1,8 +1,8 @@
 """Writes stores as commits write them: python tests/support/older/make.py COMMIT...
 
-Of each commit a copy is built, and its commands are carried out for the checkpoint of this folder, which lies at
-/tmp/older/ck meanwhile, as a store notes where a source lies. What a commit does not know of is left out, and said. A
-store goes into DATE-COMMIT.tar.xz.
+Of each commit a copy is built, and its commands are carried out for the checkpoint and the GGUF file of this folder,
+which lie at /tmp/older/ck and /tmp/older/gguf meanwhile, as a store notes where a source lies. What a commit does not
+know of is left out, and said. A store goes into DATE-COMMIT.tar.xz.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _RUN: Final = ("run", "m", "a b", "--temperature", "0", "-n", "4", "--expert-cac
 COMMANDS: Final = (
     ("pull", "/tmp/older/ck", "--name", "mq8_0", "--quant", "q8_0"),  # the first commits keep one of a source
     ("pull", "/tmp/older/ck", "--name", "m"),
+    ("pull", "/tmp/older/gguf/model.gguf", "--lora", "/tmp/older/gguf/adapter", "--name", "g"),
     ("create", "c", "-f", "/tmp/older/Modelfile"),
     (*_RUN, "--trace", "/tmp/older/home/traces"),
     (*_RUN, "--predictor", "eamc", "--policy", "paper"),
@@ -39,8 +40,9 @@ def main() -> None:
 def made(commit: str) -> None:
     shutil.rmtree(PLACE, ignore_errors=True)
     PLACE.mkdir()
-    with tarfile.open(HERE / "checkpoint.tar.xz") as archive:
-        archive.extractall(PLACE / "ck")
+    for source, place in (("checkpoint", "ck"), ("gguf", "gguf")):
+        with tarfile.open(HERE / f"{source}.tar.xz") as archive:
+            archive.extractall(PLACE / place)
     (PLACE / "Modelfile").write_text('FROM m\nSYSTEM """Be\nbrief."""\nPARAMETER temperature 0.5\nPARAMETER stop b\n')
     site = _environment()
     _carry_out("git", "-C", str(ROOT), "worktree", "add", "--detach", str(PLACE / "tree"), commit)
