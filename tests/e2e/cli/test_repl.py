@@ -287,6 +287,14 @@ def test_list_and_show_print_the_store(chat: Ask, capsys: pytest.CaptureFixture[
         assert text in out
 
 
+def test_the_users_parameters_are_shown_as_those_of_the_model(chat: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    chat("/load demo", "/set parameter stop 'a b' c", "/set parameter presence_penalty 1", "/show parameters")
+    shown = capsys.readouterr().out.partition("User defined parameters:\n")[2].splitlines()
+    rows = {tuple(line.split(maxsplit=1)) for line in shown if line}
+    assert rows >= {("stop", '"a b"'), ("stop", '"c"'), ("presence_penalty", "1.0")}
+    assert {name for name, _ in rows} <= {"stop", "presence_penalty", "temperature", "seed", "num_predict"}
+
+
 def press_ctrl_c(number: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -79,17 +79,19 @@ def answer(
     begun = model.generator.begin(
         Request(ask.prompt, params, ask.raw, told, tools or (), form, ask.continues, hooks, asker, room)
     )
+    completion = begun.completion
     with closing(begun.pieces):
         for piece in begun.pieces:
             if piece is None:
                 yield
+            elif ask.tools.one_call and piece.call is not None and piece.call.index:
+                completion.call_parts.pop()  # of a second call, which nobody wants
+                completion.finish_reason = "stop"
+                break
             else:
                 _tell(piece, job)
-    completion = begun.completion
     if completion.finish_reason == "interrupted" and not job.cancelled:
         raise StoppingError("the server stopped before the answer was whole; ask again later")
-    if ask.tools.one_call:
-        completion.call_parts = [part for part in completion.call_parts if part.index == 0]
     return completion
 
 
@@ -118,10 +120,7 @@ def _embedded(
 
 def _tell(piece: Piece, job: Asking) -> None:
     call = piece.call
-    if call is None:
-        job.put(Text(piece.text, piece.thought))
-    elif call.index == 0 or not job.ask.tools.one_call:
-        job.put(Call(call.index, call.name, call.arguments))
+    job.put(Text(piece.text, piece.thought) if call is None else Call(call.index, call.name, call.arguments))
 
 
 def _told(chosen: ChosenToken, tokenizer: Tokenizer) -> Chosen:

@@ -6,16 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moeinf.engine.stored.facts import StoredFacts, licence_text
-from moeinf.engine.stored.preset import preset_of
+from moeinf.engine.stored.parameters import parameter_rows
+from moeinf.engine.stored.preset import Preset, preset_of
 from moeinf.errors import ModelNotFoundError, MoeinfError
 from moeinf.store.library import StoredModel
 from moeinf.terminal.answer_stats import cache_lines
 from moeinf.terminal.chat.chat_settings import Settings
 from moeinf.terminal.chat.help import HELP_SHOW, help_text
-from moeinf.terminal.chat.saved import recall, save_chat
+from moeinf.terminal.chat.saved import option_pairs, recall, save_chat
 from moeinf.terminal.chat.switch import ModelSwitch
 from moeinf.terminal.conversation_loop import Conversation
-from moeinf.terminal.screen import harmless, print_fitted
+from moeinf.terminal.screen import harmless, print_fitted, table
 from moeinf.terminal.stored.listing import list_lines
 from moeinf.terminal.stored.show import parameters_text, show_lines
 from moeinf.terminal.user_notes import say
@@ -104,7 +105,7 @@ class Commands:
 
     def _parameters_text(self, stored: StoredModel) -> str:
         said = {**self._conversation.preset.params, **self._conversation.sampling}
-        user = [f"{name} {value}" for name, value in said.items()]
+        user = table(parameter_rows({}, Preset(options=tuple(option_pairs(said)))))
         return "\n".join(
             [
                 "Model defined parameters:",

@@ -44,12 +44,12 @@ def save_chat(conversation: Conversation, config: RuntimeConfig, library: Librar
     if any(isinstance(message["content"], list) for message in conversation.messages):
         say("note: pictures are not kept with a chat, only what was said of them")
     messages = tuple(map(_texts_of, conversation.messages))
-    options = (*_pairs(conversation.sampling), *_context_of(config))
+    options = (*option_pairs(conversation.sampling), *_context_of(config))
     preset = Preset(conversation.system, options, messages).over(conversation.preset)
     return library.copy(conversation.model.name, name, preset.dumps())
 
 
-def _pairs(sampling: JsonMapping) -> Iterator[tuple[str, str]]:
+def option_pairs(sampling: JsonMapping) -> Iterator[tuple[str, str]]:
     """The options of a chat as a Modelfile has them."""
     for name, option in http_options("ollama", SamplingParams).items():
         value = sampling.get(option.name)
