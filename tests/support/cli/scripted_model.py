@@ -43,7 +43,8 @@ class ScriptedModel:
     def __post_init__(self) -> None:
         self.tokenizer = SimpleNamespace(has_template=self.has_template)
         self.plan, self.tier = SimpleNamespace(context=128), SimpleNamespace(num_experts=4)
-        self.manifest = SimpleNamespace(moe=MoeShape(2, 4, 2))
+        info = SimpleNamespace(architecture="scripted")
+        self.manifest = SimpleNamespace(moe=MoeShape(2, 4, 2), source="scripted", info=info)
 
     def params(self, **given: Any) -> SamplingParams:
         return resolve_params(given)
