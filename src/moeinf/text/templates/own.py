@@ -1,4 +1,4 @@
-"""Chat templates of moeinf's own, for models whose makers publish none, but code that writes chats.
+"""Chat templates of moeinf's own, for models whose makers publish none, but code that writes chats, or words on it.
 
 They are in data/chat_templates, and write what that code does.
 """
@@ -24,6 +24,8 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {  # of a template, by model_type
     "deepseek_v41": ("deepseek_v41",),
     "kimi_k3": ("kimi_k3",),
 }
+# Of models that share their model_type with others: that of a checkpoint or of its GGUF files, and what names have.
+_NAMED: Final = ((("mixtral", "mistral", "llama"), re.compile(r"wizardlm[-_ ]?2(?!\d)", re.IGNORECASE), "wizardlm_2"),)
 # What code says that writes chats otherwise, and the part that differs then.
 _LATER: Final = {"deepseek_v4_preview_effort": ("Reasoning Effort: Beyond maximum", "deepseek_v4_effort")}
 _BASE: Final = re.compile(r"(?<![a-z])base(?![a-z])", re.IGNORECASE)
@@ -39,13 +41,18 @@ def own_template(files: Mapping[str, bytes], called: str, code: str = "") -> str
     if not is_for(model_type, called) or has_template(files):
         return ""
     later = {part: other for part, (words, other) in _LATER.items() if words in code}
-    parts = (later.get(part, part) for part in _PARTS[model_type])
+    parts = (later.get(part, part) for part in _parts_of(model_type, called))
     return "".join((_FOLDER / f"{part}.jinja").read_text(encoding="utf-8") for part in parts)
 
 
 def is_for(model_type: str, called: str) -> bool:
     """Whether there is one for models of a family that go by such names."""
-    return model_type in _PARTS and not _BASE.search(called)
+    return bool(_parts_of(model_type, called)) and not _BASE.search(called)
+
+
+def _parts_of(model_type: str, called: str) -> tuple[str, ...]:
+    named = (part for types, names, part in _NAMED if model_type in types and names.search(called))
+    return _PARTS.get(model_type) or tuple(named)
 
 
 def names_of(source: ModelSource) -> str:

@@ -41,6 +41,27 @@ def test_a_chat_is_written_as_published_code_does(name: str, case: dict[str, Any
     assert text == case["text"] and not notes
 
 
+def test_wizardlm_2_chats_as_its_page_shows() -> None:
+    def made(model_type: str, called: str) -> str:
+        return own_template({"config.json": json.dumps({"model_type": model_type}).encode()}, called)
+
+    source = made("mixtral", "WizardLM-2-8x22B ")
+    assert is_own(source) and made("llama", "WizardLM-2-7B.Q4_K_M.gguf") == made("mistral", "wizardlm2-7b") == source
+    for model_type, called in (("mixtral", "Mixtral-8x22B"), ("mixtral", "WizardLM-2-base"), ("qwen2", "WizardLM-2")):
+        assert made(model_type, called) == ""
+    turns = ("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")
+    chat = [{"role": role, "content": content} for role, content in turns]
+    templates = ChatTemplates(source, source, {"bos_token": "<s>", "eos_token": "</s>"}, ["<s>", "</s>"])
+    text, notes = templates.render(chat, {})
+    system = "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+    system += "detailed, and polite answers to the user's questions."
+    assert text == f"<s>{system} USER: Hi ASSISTANT: Hello.</s>USER: Who are you? ASSISTANT:" and not notes
+    text, notes = templates.render([{"role": "system", "content": "Be brief."}, *chat[:1]], {})
+    assert text == "<s>Be brief. USER: Hi ASSISTANT:" and not notes
+    text, notes = templates.render([*chat, {"role": "system", "content": "Be late."}], {})
+    assert "Who are you?\n\nBe late. ASSISTANT:" in text and notes
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_it_is_known_for_moeinfs_own_and_tells_what_it_can_be_told(name: str) -> None:
     facts = read_facts(SOURCES[name])
