@@ -25,6 +25,8 @@ TURN_ENDS: Final = frozenset(
         "<|end_of_msg|>",  # Kimi K3's
         "[EOS]",
         "[e~[",  # MiniMax's
+        "<|end_of_sentence|>",  # of ERNIE's turns but the last
+        "<|separator|>",  # Grok-2's
         "<turn|>",  # Gemma's
         "<|tool_response>",
     }
