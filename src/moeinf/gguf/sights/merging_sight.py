@@ -8,7 +8,7 @@ from math import isqrt
 from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.sights.sight import Sight, normalised, three_positions
+from moeinf.gguf.sights.sight import Sight, merged_sizes, normalised, three_positions
 from moeinf.gguf.undo import Reshape, Rows, Stack, Undo
 from moeinf.types import JsonObject
 
@@ -16,16 +16,8 @@ from moeinf.types import JsonObject
 def _merging(m: Metadata) -> JsonObject:
     m.number("vision.attention.layer_norm_epsilon", 0.0)  # the language model's, which is not the tower's
     refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
-    return {
-        "depth": m.count("vision.block_count"),
-        "hidden_size": m.count("vision.embedding_length"),
-        "intermediate_size": m.count("vision.feed_forward_length"),
-        "num_heads": m.count("vision.attention.head_count"),
-        "out_hidden_size": m.count("vision.projection_dim"),
+    return merged_sizes(m) | {
         "num_position_embeddings": m.rows("v.position_embd.weight"),
-        "patch_size": m.count("vision.patch_size"),
-        "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
-        "temporal_patch_size": 2,
         "deepstack_visual_indexes": deep_blocks(m),
     }
 
@@ -39,7 +31,7 @@ def merged_pictures(m: Metadata) -> JsonObject:
     return normalised(m) | {name: count for name, count in bounds.items() if count}
 
 
-_OF_MERGING = (
+OF_MERGING = (
     (r"model\.visual\.patch_embed\.proj\.weight", "v.patch_embd.weight v.patch_embd.weight.1"),
     (r"model\.visual\.patch_embed\.proj\.bias", "v.patch_embd.bias"),
     (r"model\.visual\.pos_embed\.weight", "v.position_embd.weight"),
@@ -76,11 +68,11 @@ def _qwen(family: str) -> Sight:
         family,
         "qwen3vl_merger",
         _merging,
-        partial(three_positions, interleaved=True),
         merged_pictures,
         IDS_OF_QWEN,
-        _OF_MERGING,
+        OF_MERGING,
         of_film,
+        text=partial(three_positions, interleaved=True),
     )
 
 
@@ -97,23 +89,15 @@ def _bounded_glm(m: Metadata) -> JsonObject:
 
 def _bounded_or_not(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("use_silu", False), "use_silu")
-    return {
-        "depth": m.count("vision.block_count"),
-        "hidden_size": m.count("vision.embedding_length"),
+    return merged_sizes(m) | {
         "hidden_act": "silu",
         "attention_bias": m.tensor("v.blk.0.attn_qkv.bias") is not None,
-        "intermediate_size": m.count("vision.feed_forward_length"),
-        "num_heads": m.count("vision.attention.head_count"),
-        "out_hidden_size": m.count("vision.projection_dim"),
-        "patch_size": m.count("vision.patch_size"),
-        "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
-        "temporal_patch_size": 2,
         "rms_norm_eps": m.number("vision.attention.layer_norm_epsilon"),
     }
 
 
 _OF_GLM = (
-    *(each for each in _OF_MERGING if "merge" not in each[0] and "pos_embed" not in each[0]),
+    *(each for each in OF_MERGING if "merge" not in each[0] and "pos_embed" not in each[0]),
     (r"model\.visual\.embeddings\.position_embedding\.weight", "v.position_embd.weight"),
     (r"model\.visual\.blocks\.(\d+)\.mlp\.(\w+)_proj\.(\w+)", r"v.blk.\1.ffn_\2.\3"),
     (r"model\.visual\.blocks\.(\d+)\.attn\.([qk])_norm\.weight", r"v.blk.\1.attn_\2_norm.weight"),
@@ -146,14 +130,12 @@ MERGING = {
         "glm4v_moe",
         "glm4v",
         _glm,
-        partial(three_positions, interleaved=False),
         merged_pictures,
         _IDS_OF_GLM,
         _OF_GLM,
         of_film,
+        text=partial(three_positions, interleaved=False),
         of_text="glm4_moe",
     ),
-    "glm5-next": Sight(
-        "glm5_next", "glm5v", _bounded_glm, lambda gguf, text: {}, _filled_pictures, _IDS_OF_GLM, _OF_GLM, of_film
-    ),
+    "glm5-next": Sight("glm5_next", "glm5v", _bounded_glm, _filled_pictures, _IDS_OF_GLM, _OF_GLM, of_film),
 }

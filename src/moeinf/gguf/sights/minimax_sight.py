@@ -6,19 +6,14 @@ from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.metadata import Metadata
 from moeinf.gguf.sights.merging_sight import merged_pictures, of_film
-from moeinf.gguf.sights.sight import Sight
+from moeinf.gguf.sights.sight import Sight, sizes
 from moeinf.gguf.undo import RowsOfHeads, Undo
 from moeinf.types import JsonObject
 
 
 def _config(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
-    return {
-        "num_hidden_layers": m.count("vision.block_count"),
-        "hidden_size": m.count("vision.embedding_length"),
-        "intermediate_size": m.count("vision.feed_forward_length"),
-        "num_attention_heads": m.count("vision.attention.head_count"),
-        "patch_size": m.count("vision.patch_size"),
+    return sizes(m) | {
         "spatial_merge_size": m.count("vision.spatial_merge_size", 2),
         "temporal_patch_size": 2,
         "layer_norm_eps": m.number("vision.attention.layer_norm_epsilon"),
@@ -51,7 +46,6 @@ MINIMAX = {
         "minimax_m3_vl",
         "minimax_m3",
         _config,
-        lambda gguf, text: {},
         merged_pictures,
         {"image_token_index": "]<]image[>["},
         _NAMES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.sights.sight import Sight, normalised
+from moeinf.gguf.sights.sight import Sight, normalised, sizes
 from moeinf.gguf.undo import Rows, Undo
 from moeinf.types import JsonObject
 
@@ -13,13 +13,8 @@ from moeinf.types import JsonObject
 def _config(m: Metadata) -> JsonObject:
     refuse_unless(m, m.flag("use_gelu", False), "use_gelu")
     merge, side = m.count("vision.projector.scale_factor", 2), m.rows("v.position_embd.weight")
-    return {
-        "vt_num_hidden_layers": m.count("vision.block_count"),
-        "vt_hidden_size": m.count("vision.embedding_length"),
-        "vt_intermediate_size": m.count("vision.feed_forward_length"),
-        "vt_num_attention_heads": m.count("vision.attention.head_count"),
+    return sizes(m, prefix="vt_") | {
         "text_hidden_size": m.count("vision.projection_dim"),
-        "patch_size": m.count("vision.patch_size"),
         "merge_kernel_size": [merge, merge],
         "init_pos_emb_height": side,
         "init_pos_emb_width": side,
@@ -64,7 +59,6 @@ MOONVIT = {
         "kimi_k25",
         "kimik25",
         _config,
-        lambda gguf, text: {},
         _pictures,
         {
             "media_placeholder_token_id": "<|media_pad|>",
@@ -79,7 +73,6 @@ MOONVIT = {
         "glm5v",
         "kimik25",
         _config,
-        lambda gguf, text: {},
         _pictures,
         {"media_placeholder_token_id": "<|image|>"},
         _NAMES,

@@ -7,7 +7,7 @@ import re
 from moeinf.errors import UnsupportedModelError
 from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.sights.sight import Sight, normalised
+from moeinf.gguf.sights.sight import Sight, normalised, sizes
 from moeinf.gguf.undo import Columns, Reshape, Undo
 from moeinf.types import JsonObject
 
@@ -17,15 +17,10 @@ def _pooling(m: Metadata) -> JsonObject:
     table = m.tensor("v.position_embd.weight")
     m.flag("use_gelu", True)
     limits = re.compile(r"v\..*\.(input|output)_(min|max)")
-    return {
-        "num_hidden_layers": m.count("vision.block_count"),
-        "hidden_size": m.count("vision.embedding_length"),
-        "intermediate_size": m.count("vision.feed_forward_length"),
-        "num_attention_heads": m.count("vision.attention.head_count"),
+    return sizes(m) | {
         "num_key_value_heads": m.rows("v.blk.0.attn_k.weight") // head_dim,
         "head_dim": head_dim,
         "rms_norm_eps": m.number("vision.attention.layer_norm_epsilon", 1e-6),
-        "patch_size": m.count("vision.patch_size"),
         "pooling_kernel_size": m.count("vision.projector.scale_factor", 3),
         "position_embedding_size": table.shape[1] if table is not None and len(table.shape) == 3 else 1,
         "standardize": m.tensor("v.std_bias") is not None,
@@ -70,10 +65,10 @@ POOLING = {
         "gemma4",
         "gemma4v",
         _pooling,
-        lambda gguf, text: {"use_bidirectional_attention": "vision"},  # as published: no file says
         _pooled_pictures,
         _OF_GEMMA,
         _OF_POOLING,
         _pixels_first,
+        text=lambda gguf, text: {"use_bidirectional_attention": "vision"},  # as published: no file says
     )
 }

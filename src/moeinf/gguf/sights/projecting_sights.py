@@ -5,7 +5,7 @@ from __future__ import annotations
 from moeinf.gguf.configs.common import refuse_unless
 from moeinf.gguf.header import GgufTensor
 from moeinf.gguf.metadata import Metadata
-from moeinf.gguf.sights.sight import Sight, normalised
+from moeinf.gguf.sights.sight import Sight, normalised, sizes
 from moeinf.gguf.undo import Rows, Undo
 from moeinf.types import JsonObject
 
@@ -15,14 +15,7 @@ _BREAK = "v.token_embd.img_break"  # the language model's embedding of a token b
 def _common(m: Metadata) -> JsonObject:
     eps = m.number("vision.attention.layer_norm_epsilon")
     refuse_unless(m, abs(eps - 1e-5) < 1e-9, "vision.attention.layer_norm_epsilon")
-    return {
-        "num_hidden_layers": m.count("vision.block_count"),
-        "hidden_size": m.count("vision.embedding_length"),
-        "intermediate_size": m.count("vision.feed_forward_length"),
-        "num_attention_heads": m.count("vision.attention.head_count"),
-        "patch_size": m.count("vision.patch_size"),
-        "image_size": m.count("vision.image_size"),
-    }
+    return sizes(m) | {"image_size": m.count("vision.image_size")}
 
 
 def _pixtral(m: Metadata) -> JsonObject:
@@ -93,7 +86,6 @@ PROJECTING = {
         "mistral4",
         "pixtral",
         _pixtral,
-        lambda gguf, text: {},
         lambda m: normalised(m) | {"size": {"longest_edge": m.count("vision.image_size")}},
         {"image_token_index": "[IMG]"},
         _OF_PIXTRAL,
@@ -105,7 +97,6 @@ PROJECTING = {
         "llama4",
         "llama4",
         _llama,
-        lambda gguf, text: {},
         lambda m: normalised(m) | {"resample": 2},
         {"image_token_index": "<|patch|>", "boi_token_index": "<|image_start|>", "eoi_token_index": "<|image_end|>"},
         _OF_LLAMA,

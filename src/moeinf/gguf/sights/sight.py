@@ -23,16 +23,36 @@ class Sight:
     family: str  # of the whole model
     projector: str  # the kind of its mmproj
     config: Callable[[Metadata], JsonObject]  # vision_config
-    text: Callable[[Gguf, JsonObject], JsonObject]  # what text_config has besides
     processor: Callable[[Metadata], JsonObject]  # preprocessor_config.json
     tokens: Mapping[str, str]  # by the field of config.json that has its id
     names: tuple[tuple[str, str], ...]  # of tensors in a checkpoint, and in the file: the first that it has
     # Name and shape of a checkpoint's tensor, and those of the file that it was made into, to what makes it of them:
     undo: Callable[[str, tuple[int, ...], list[GgufTensor], Metadata], Undo] = as_it_lies
+    text: Callable[[Gguf, JsonObject], JsonObject] = lambda gguf, text: {}  # what text_config has besides
     whole: Callable[[Metadata], JsonObject] = lambda m: {}  # what the whole model's config has besides
     unused: tuple[str, ...] = ()  # further tensors that files may have
     nested: bool = True  # whether a whole model's config has that of its text in text_config, or in itself
     of_text: str = ""  # the family that the model's own file is of by itself, where that is another
+
+
+def sizes(
+    m: Metadata, *, depth: str = "num_hidden_layers", heads: str = "num_attention_heads", prefix: str = ""
+) -> JsonObject:
+    """Of any tower. depth, heads: what its config calls them; prefix: what names begin with there."""
+    counts = {
+        depth: "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        heads: "attention.head_count",
+    }
+    found = {f"{prefix}{name}": m.count(f"vision.{field}") for name, field in counts.items()}
+    return found | {"patch_size": m.count("vision.patch_size")}
+
+
+def merged_sizes(m: Metadata) -> JsonObject:
+    """Of towers that see a picture as two frames and merge patches in squares, of which Qwen's were the first."""
+    merged = {"spatial_merge_size": m.count("vision.spatial_merge_size", 2), "temporal_patch_size": 2}
+    return sizes(m, depth="depth", heads="num_heads") | merged | {"out_hidden_size": m.count("vision.projection_dim")}
 
 
 def normalised(m: Metadata) -> JsonObject:
