@@ -97,6 +97,21 @@ _RENAMED = (
 )
 _OF_ONE = {
     "llama4": ((r"multi_modal_projector\.linear_1", "mm.model.fc"),),
+    "step3p7": (
+        (r"^vision_model\.conv1", "v.patch_embd"),
+        (r"^vision_model\.positional_embedding", "v.position_embd.weight"),
+        (r"^vision_model\.ln_pre", "v.pre_ln"),
+        (r"^vision_model\.transformer\.resblocks\.(\d+)\.", r"v.blk.\1."),
+        (r"attn\.in_proj", "attn_qkv"),
+        (r"attn\.out_proj", "attn_out"),
+        (r"ln_([12])", r"ln\1"),
+        (r"ls_([12])\.gamma", r"ls\1.weight"),
+        (r"mlp\.c_fc", "ffn_up"),
+        (r"mlp\.c_proj", "ffn_down"),
+        (r"^vision_model\.vit_downsampler1", "mm.0"),
+        (r"^vision_model\.vit_downsampler2", "mm.1"),
+        (r"^vit_large_projector", "mm.model.fc"),
+    ),
     "mimo_v2_flash": (
         (r"^visual\.patch_embed\.proj", "v.patch_embd"),
         (r"^visual\.blocks\.(\d+)\.attn\.sinks", r"v.blk.\1.attn_sinks"),
@@ -108,7 +123,7 @@ _OF_ONE = {
         (r"^visual\.merger\.mlp\.(\d)", r"mm.\1"),
     ),
 }
-_ALWAYS_F32 = re.compile(r"patch_embd|patch_merger|position_embd|norm|ln\d?\.|std_|class_embd|bias$|sinks$")
+_ALWAYS_F32 = re.compile(r"patch_embd|patch_merger|position_embd|norm|ln\d?\.|std_|class_embd|bias$|sinks$|ls\d\.")
 
 
 def write_mmproj(
@@ -156,7 +171,7 @@ def tower_metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         "vision.projection_dim": text["hidden_size"],
         "vision.patch_size": v.get("patch_size", 16),
         "vision.embedding_length": v["hidden_size"],
-        "vision.feed_forward_length": v["intermediate_size"],
+        "vision.feed_forward_length": v.get("intermediate_size") or int(v["hidden_size"] * v["mlp_ratio"]),
         "vision.block_count": v.get("depth") or v["num_hidden_layers"],
         "vision.attention.head_count": v.get("num_heads") or v["num_attention_heads"],
         "vision.image_mean": [0.5] * 3,
@@ -262,6 +277,18 @@ def _of_mimo(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _of_step(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vision.image_size": v["image_size"],
+        "vision.image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "vision.image_std": [0.26862954, 0.26130258, 0.27577711],
+        "projector_type": "step3vl",
+        "vision.attention.layer_norm_epsilon": v.get("layer_norm_eps", 1e-5),
+        "vision.projector.scale_factor": 4,
+        "vision.preproc_image_size": 3024,
+    }
+
+
 def _of_minimax(v: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "vision.image_size": v.get("image_size", 2016),
@@ -294,6 +321,7 @@ _OF_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], dict
     "qwen3_5_moe": _of_qwen,
     "qwen3_vl_moe": _of_qwen,
     "qwen4_exp": _of_qwen,
+    "step3p7": _of_step,
 }
 
 

@@ -92,6 +92,11 @@ MARKS = {
         unnamed=("<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
         settings={"size": {"height": 64, "width": 64}, "patch_size": 32, "max_image_size": 320},
     ),
+    "step3p7 in files": Marks(
+        ("<im_patch>", "image_token_id"),
+        unnamed=("<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
+        settings={"size": {"height": 112, "width": 112}},
+    ),
     "minimax_m3_vl": Marks(
         ("]<]image[>[", "image_token_index"),
         unnamed=("]<]start of image[>[", "]<]end of image[>["),
@@ -140,7 +145,7 @@ MARKS = {
     ),
     "glm5_next": replace(_OF_GLM, settings={"max_image_tokens": 30}),
 }
-_AS_CONVERTED = ("gemma4", "minimax_m3_vl")  # of which the converter knows the first layout of experts
+_AS_CONVERTED = ("gemma4", "minimax_m3_vl", "step3p7 in files")  # whose experts the converter knows in the first layout
 FAMILIES = ("qwen3_5_moe", "gemma4")
 _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}

@@ -15,6 +15,7 @@ from moeinf.gguf.header import Gguf, GgufTensor
 from moeinf.gguf.metadata import Metadata, texts_of
 from moeinf.gguf.placement import DenseSource
 from moeinf.gguf.sights.banded_sight import BANDED
+from moeinf.gguf.sights.halving_sight import HALVING
 from moeinf.gguf.sights.merging_sight import MERGING, deep_blocks
 from moeinf.gguf.sights.minimax_sight import MINIMAX
 from moeinf.gguf.sights.moonvit_sight import MOONVIT
@@ -30,7 +31,7 @@ _LOOKED_UP = re.compile(r"pos(ition)?_emb")  # in the names of tables
 _OF_SOUND = ("a.", "mm.a.")  # what tensors of a model of sound begin with, which the same file may hold
 
 
-_SIGHTS: Mapping[str, Sight] = {**BANDED, **MERGING, **MINIMAX, **MOONVIT, **POOLING, **PROJECTING}
+_SIGHTS: Mapping[str, Sight] = {**BANDED, **HALVING, **MERGING, **MINIMAX, **MOONVIT, **POOLING, **PROJECTING}
 
 
 def may_see(gguf: Gguf) -> bool:

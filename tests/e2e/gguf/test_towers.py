@@ -50,7 +50,8 @@ def blind(stored: StoredModel, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [*FAMILIES, "qwen3_vl_moe", "glm4v_moe", "glm5v", "kimi_k25", "mimo_v2_flash", "minimax_m3_vl"]
+    "family",
+    [*FAMILIES, "qwen3_vl_moe", "glm4v_moe", "glm5v", "kimi_k25", "mimo_v2_flash", "minimax_m3_vl", "step3p7 in files"],
 )
 def test_it_sees_what_its_checkpoint_sees(family: str, tmp_path: Path) -> None:
     model, mmproj = write_seeing_gguf(tmp_path, family)

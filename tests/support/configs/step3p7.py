@@ -47,6 +47,9 @@ SEEING: dict[str, dict[str, Any]] = {
     "step3p7": STEP | {"vision_config": _VISION, "image_token_id": 90},
     "step3p7 biased projector": STEP | {"vision_config": _VISION, "image_token_id": 90, "projector_bias": True},
 }
+SEEING_FILES: dict[str, dict[str, Any]] = {  # with patches of which windows of the published size are made
+    "step3p7 in files": STEP | {"vision_config": _VISION | {"image_size": 112, "patch_size": 14}, "image_token_id": 90}
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "step3p7": STEP,
     "step3p7 biased, no limits, one kind of layer": STEP

@@ -120,6 +120,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mimo_v2_flash", {"clip.vision.wa_pattern_mode": [-1, 0, 1, 1]}, "must be -1, 0 or 1 for each of 5 blocks"),
     ("mimo_v2_flash", {"clip.vision.wa_pattern_mode": [-1, 0, -1, 1, -1]}, "its tensor 'v.blk.2.attn_sinks' is none"),
     ("mimo_v2_flash", {"clip.vision.embedding_length": 32}, "which the metadata mean"),
+    ("step3p7 in files", {"clip.vision.projector.scale_factor": 2}, "scale_factor"),
+    ("step3p7 in files", {"clip.vision.feed_forward_length": 32}, "which the metadata mean"),
     ("minimax_m3_vl", {"clip.use_gelu": False}, "use_gelu"),
     ("minimax_m3_vl", {"clip.vision.embedding_length": 32}, "which the metadata mean"),
     ("gemma4", {"clip.vision.projector_type": "gemma3"}, "takes 'gemma4v'"),
@@ -128,7 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ["mimo_v2_flash", "minimax_m3_vl"])
+@pytest.mark.parametrize("name", ["mimo_v2_flash", "minimax_m3_vl", "step3p7 in files"])
 def test_towers_that_newer_converters_write_come_out_as_they_were(name: str, tmp_path: Path) -> None:
     gguf, (wanted, tensors) = seeing(tmp_path, name, kinds=lambda each: "F32"), tower(name)
     assert {key: tensor.tolist() for key, tensor in as_plan(gguf).items()} == {

@@ -42,7 +42,7 @@ def step_vision(config: JsonObject, hidden_size: int) -> Vision | None:
     side = v.count("image_size", 728) // patch
     if not side:
         raise UnsupportedModelError(f"{v.where}: image_size is less than patch_size, {patch}")
-    size = int(attention.hidden_size * v.number("mlp_ratio", 8960 / 1536))
+    size = v.count("intermediate_size", int(attention.hidden_size * v.number("mlp_ratio", 8960 / 1536)))
     tower = VitConfig(
         attention,
         v.count_of("num_hidden_layers", "layers", maximum=MOST_LAYERS),
