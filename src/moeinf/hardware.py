@@ -74,6 +74,17 @@ def macos_fact(name: str) -> int | None:
     return None if failed else value.value
 
 
+def return_freed_memory() -> None:
+    """Gives back to the system what was freed, and lies between memory in use, where glibc keeps it.
+
+    From any thread. Takes some milliseconds, in which other threads may wait for memory. Other libraries of C have
+    nothing to call, and nothing happens.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def _groups(root: Path, controller: str) -> Iterator[tuple[str, Path, bool]]:
     """The control groups that limit this process, innermost first: name, folder, whether of version 2."""
     for line in _lines(root / "proc/self/cgroup"):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from moeinf.errors import LIMIT_REMEDIES
-from moeinf.hardware import MemoryState, memory_now
+from moeinf.hardware import MemoryState, memory_now, return_freed_memory
 from moeinf.runtime.cache.tier import ExpertTier
 
 LOOK_S: Final = 1.0  # between two looks at the machine
@@ -36,15 +36,18 @@ class MemoryWatch:
         notice: Callable[[str], None],
         memory: Callable[[], MemoryState] = memory_now,
         clock: Callable[[], float] = time.monotonic,
+        give_back: Callable[[], None] = return_freed_memory,
     ) -> None:
-        """least_slots: how many are never given back. notice(text) is told once, when the first slots are."""
+        """least_slots: how many are never given back. notice(text) is told once, when the first slots are. give_back()
+        gives the system what this process has freed."""
         self.spare: Callable[[int], int] = lambda num_bytes: 0  # of what goes before experts do: see `look`
         self._tier = tier
         self._least_slots = least_slots
         self._reserve_bytes = reserve_bytes
         self._notice, self._said, self._failed = notice, False, False
         self._memory = memory
-        self._clock = clock
+        self._clock, self._give_back = clock, give_back
+        self._was_short = False
         self._looked_s, self._stall_s = clock(), memory().stall_s
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -69,14 +72,19 @@ class MemoryWatch:
     def look(self) -> bool:
         """Resizes the tier where that is due; returns whether memory is short.
 
-        First `spare` is asked to give back so many bytes, and returns how many it did; with a negative number it is
-        told how many it may take again, once the tier has all of its slots.
+        What was freed goes first, once each time that memory gets short. Then `spare` is asked to give back so many
+        bytes, and returns how many it did; with a negative number it is told how many it may take again, once the tier
+        has all of its slots.
         """
         tier, state, now = self._tier, self._memory(), self._clock()
         stalled = state.stall_s - self._stall_s > STALLED * (now - self._looked_s)
         self._looked_s, self._stall_s = now, state.stall_s
         wanted_bytes = 2 * self._reserve_bytes if stalled else self._reserve_bytes
         left_bytes = state.available_bytes - tier.untaken_bytes
+        if 2 * left_bytes < wanted_bytes and not self._was_short:
+            self._give_back()
+            left_bytes = self._memory().available_bytes - tier.untaken_bytes
+        self._was_short = 2 * left_bytes < wanted_bytes
         if wanted_bytes <= 2 * left_bytes <= 3 * wanted_bytes:
             return False
         short = left_bytes < wanted_bytes

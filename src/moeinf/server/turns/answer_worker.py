@@ -16,6 +16,7 @@ from moeinf.server.ask import Ended, Eta, Failed, Loading
 from moeinf.server.http_errors import RETRY_AFTER_S, BusyError, StoppingError
 from moeinf.server.turns.contexts import least_context, refusal, room_for_answer
 from moeinf.server.turns.fair_queue import FairQueue
+from moeinf.server.turns.freed_memory import FreedMemory
 from moeinf.server.turns.job import Job
 from moeinf.server.turns.model_opening import ModelOpening
 from moeinf.server.turns.opened import MOST_MODELS, Fits, Loaded, Longest, Open, OpenModels, guarded, open_on
@@ -64,6 +65,7 @@ class Worker:
         self._at_once = threading.Event()
         self._running: RunningAnswers[Job] = RunningAnswers(partial(self._end, answered=True), self._at_once.is_set)
         self._opening: ModelOpening | None = None
+        self._freed = FreedMemory()
         self._places = Places(self._queue, self.opened, self._running, lambda: self._opening is not None)
         self.view = Overview(
             lambda: _served(self._running, self._opening),
@@ -250,6 +252,7 @@ class Worker:
                     self._places.learn(job, made.stats)
                 self._on_end(job, event)
             job.put(event)
+            self._freed.answer_ended(idle=not self._running.jobs)
 
 
 def _answered(

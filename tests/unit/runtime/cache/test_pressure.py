@@ -37,17 +37,40 @@ class Host:
         self.stall_s = 0.0
         self.clock = Clock()
         self.notices: list[str] = []
+        self.freed = 0.0  # slots' worth of what this process has freed, and has not given back
+        self.given_back = 0  # how often it was asked to
+
+    def give_back(self) -> None:
+        self.given_back += 1
+        self.slots, self.freed = self.slots + self.freed, 0.0
 
     def state(self) -> MemoryState:
         return MemoryState(int(self.slots * STRIDE), "control group /a", self.stall_s)
 
     def watch(self, tier: Tier) -> MemoryWatch:
-        return MemoryWatch(tier, TOP_K, RESERVE, self.notices.append, self.state, lambda: self.clock.now)
+        return MemoryWatch(
+            tier, TOP_K, RESERVE, self.notices.append, self.state, lambda: self.clock.now, self.give_back
+        )
 
     def look(self, watch: MemoryWatch, slots: float) -> bool:
         self.slots = slots
         self.clock.now += 1.0
         return watch.look()
+
+
+def test_what_was_freed_goes_before_slots_once_for_each_shortage() -> None:
+    tier, _, _ = make_tier(12)
+    host = Host()
+    watch = host.watch(tier)
+    assert not host.look(watch, 4.0) and host.given_back == 0
+    host.freed = 3.0
+    assert not host.look(watch, 1.0) and (host.given_back, tier.num_slots) == (1, 12)  # now four are left again
+    host.freed = 0.5
+    for _ in range(3):
+        assert host.look(watch, 1.0)
+    assert host.given_back == 2 and tier.num_slots < 12
+    assert not host.look(watch, 4.0)
+    assert host.look(watch, 1.0) and host.given_back == 3
 
 
 def test_what_is_kept_of_prompts_goes_before_slots_and_comes_after_them() -> None:
