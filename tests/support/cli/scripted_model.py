@@ -43,8 +43,8 @@ class ScriptedModel:
     def __post_init__(self) -> None:
         self.tokenizer = SimpleNamespace(has_template=self.has_template)
         self.plan, self.tier = SimpleNamespace(context=128), SimpleNamespace(num_experts=4)
-        info = SimpleNamespace(architecture="scripted")
-        self.manifest = SimpleNamespace(moe=MoeShape(2, 4, 2), source="scripted", info=info)
+        info, source = SimpleNamespace(architecture="scripted"), SimpleNamespace(location="scripted", file="")
+        self.manifest = SimpleNamespace(moe=MoeShape(2, 4, 2), source=source, info=info)
 
     def params(self, **given: Any) -> SamplingParams:
         return resolve_params(given)
