@@ -273,6 +273,14 @@ def test_an_embedding_that_is_the_head_too(home: Path, tmp_path: Path) -> None:
             pull(str(checkpoint), PullOptions(lora=str(adapter)), home=home)
 
 
+def test_an_adapter_of_mlx_is_said_to_be_one(checkpoint: Path, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        (tmp_path / "a" / name).write_text("{}")
+    with pytest.raises(CheckpointError, match="it is an adapter of mlx-lm"):
+        pull(str(checkpoint), PullOptions(lora=str(tmp_path / "a")), home=home)
+
+
 @pytest.mark.parametrize(
     "files", [[], ["adapter_config.json"], ["config.json"], ["adapter_model.bin", "adapter_config.json"]]
 )

@@ -15,6 +15,10 @@ from moeinf.store.format import Header, read_header
 PREFIX = "base_model.model."  # of every tensor: PEFT's model, and in it the one that is adapted
 WEIGHTS_FILE = "adapter_model.safetensors"
 _MOST_CONFIG_BYTES = 1 << 20
+_INSTEAD = {  # other files of weights, and what to do
+    "adapter_model.bin": "moeinf reads no pickled files: save the adapter again with PEFT",
+    "adapters.safetensors": "it is an adapter of mlx-lm, which `mlx_lm.fuse` merges into its model",
+}
 
 
 class AdapterFiles(Protocol):
@@ -47,11 +51,8 @@ def check_names(names: frozenset[str], where: str) -> None:
         kind = "a model, no adapter: pull it by itself" if "config.json" in names else "no adapter of PEFT"
         raise CheckpointError(f"{where} has no {ADAPTER_CONFIG}: it is {kind}")
     if WEIGHTS_FILE not in names:
-        pickled = "adapter_model.bin" in names
-        raise CheckpointError(
-            f"{where} has no {WEIGHTS_FILE}"
-            + ("; moeinf reads no pickled files: save the adapter again with PEFT" if pickled else "; fetch it again")
-        )
+        remedy = next((words for other, words in _INSTEAD.items() if other in names), "fetch it again")
+        raise CheckpointError(f"{where} has no {WEIGHTS_FILE}; {remedy}")
 
 
 class AdapterFolder:

@@ -17,6 +17,8 @@ def _checked(tool: JsonMapping, where: str) -> Tool:
     kind, function = tool.get("type") or "function", tool.get("function")
     if kind != "function":
         raise Refusal(400, f"{where}: a tool of type {kind!r:.60} cannot be called; give functions")
+    if function is None and tool.get("name"):  # as the Responses API has it
+        raise Refusal(400, f"{where}: put name, description and parameters into an object `function`")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise Refusal(400, f"{where}: a function must have a name")
     if not isinstance(function.get("parameters") or {}, dict):

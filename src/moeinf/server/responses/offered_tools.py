@@ -78,6 +78,8 @@ def _functions(tool: JsonMapping, where: str, namespace: str | None = None) -> I
     kind, name = tool.get("type"), tool.get("name")
     if kind not in ("function", "custom", "namespace"):
         raise Refusal(400, f"{where}: a tool of type {kind!r:.60} does not run here; give functions or custom tools")
+    if name is None and isinstance(tool.get("function"), dict):  # as chat completions have it
+        raise Refusal(400, f"{where}: put name, description and parameters beside type, not into function")
     if not isinstance(name, str) or not name:
         raise Refusal(400, f"{where}: a tool must have a name")
     if kind == "namespace":

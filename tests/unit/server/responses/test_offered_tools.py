@@ -8,6 +8,7 @@ import pytest
 
 from moeinf.server.ask import Tools
 from moeinf.server.http_errors import Refusal
+from moeinf.server.prompt.tools import checked_tools
 from moeinf.server.responses.offered_tools import OfferedTools, Origin, free_text, offered_tools
 
 F: dict[str, Any] = {"type": "function", "name": "f", "description": "Does", "parameters": {"type": "object"}}
@@ -97,3 +98,11 @@ def test_what_cannot_be_is_refused(tools: list[Any], choice: Any, named: str) ->
 )
 def test_the_text_of_a_custom_tool(arguments: str, text: str) -> None:
     assert free_text(arguments) == text
+
+
+def test_a_tool_in_the_form_of_the_other_api_is_told_its_own() -> None:
+    """dspy#9943 sent one API's to the other."""
+    with pytest.raises(Refusal, match=r"tools\[0\]: put name, description and parameters beside type"):
+        offered({"type": "function", "function": {"name": "f", "parameters": {}}})
+    with pytest.raises(Refusal, match=r"tools\[0\]: put name, description and parameters into an object `function`"):
+        checked_tools([{"type": "function", "name": "f", "parameters": {}}])
