@@ -33,7 +33,7 @@ def begun_answer(
     if new_turn or continues is False:
         return list(messages), False
     if last.get("tool_calls"):
-        raise Refusal(400, "the last message calls tools; give their results behind it, in messages of the role tool")
+        raise Refusal(400, "the last message calls tools; give their results behind it")
     return list(messages), True
 
 
