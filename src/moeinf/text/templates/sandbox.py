@@ -14,15 +14,15 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import FilterArgumentError, SecurityError
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
-from markupsafe import Markup
+from markupsafe import Markup, soft_str
 
-from moeinf.text.templates.compiling import TracingGenerator, formatted, own
+from moeinf.text.templates.compiling import TracingGenerator, formatted, own, percent_formatted
 from moeinf.text.templates.traced import OWN, Traced, origins_of, traced_concat
 
 _MAX_INT_BITS = 4096  # of a product or power in a template: those that count messages stay far below
@@ -52,6 +52,8 @@ class Sandbox(SandboxedEnvironment):
         if operator == "*":
             if max(_num_repeated(left, right), _num_repeated(right, left)) > _MAX_REPEATED:
                 raise SecurityError("operator * gives too long a text or list for a template")
+        elif operator == "%" and isinstance(left, str):
+            return percent_formatted(left, right)
         elif isinstance(left, str | bytes):
             raise SecurityError(f"operator {operator} on text is not allowed in a template")
         if isinstance(left, int) and isinstance(right, int) and _result_bits(operator, left, right) > _MAX_INT_BITS:
@@ -128,7 +130,7 @@ def environment() -> Sandbox:
         extensions=[_GenerationTag, jinja2.ext.loopcontrols],
         optimized=False,  # which would hide literals of the template in constants
     )
-    environment.filters |= {"tojson": _tojson, "join": _join, "safe": _safe}
+    environment.filters |= {"tojson": _tojson, "join": _join, "safe": _safe, "format": _format, "indent": _indent}
     environment.globals |= {
         "raise_exception": _raise,
         "strftime_now": _strftime_now,
@@ -164,6 +166,20 @@ def _join(
 ) -> str:
     parts = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return (d if isinstance(d, Traced) else Traced(str(d))).join(map(str, parts))
+
+
+def _format(value: object, *args: object, **kwargs: object) -> str:
+    if args and kwargs:
+        raise FilterArgumentError("format takes values by their order or by their names, not both")
+    return percent_formatted(soft_str(value), kwargs or args)
+
+
+def _indent(text: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """jinja2's own joins lines by a text of its own, which does not know who wrote them."""
+    before = width if isinstance(width, str) else " " * width
+    head, *rest = (soft_str(text) + "\n").splitlines()
+    lines = [head, *(before + line if line or blank else line for line in rest)]
+    return (before if first else "") + Traced("\n").join(lines)
 
 
 def _listed(value: object) -> list[object]:

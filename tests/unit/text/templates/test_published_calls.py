@@ -193,7 +193,10 @@ def test_kimi_keeps_a_queue_of_calls() -> None:
         ("{{ tools[0].function.parameters.properties.clear() }}", None),
         ("{{ '-' * 2000000 }}", None),
         ("{{ ([0] * 1000) * 2000 }}", None),
-        ("{{ '%s' % 1 }}", None),
+        ("{{ '%s' % 1 }}{{ '%4d%%' % 50 }}", "1  50%"),
+        ("{{ '%99999d' % 1 }}", None),
+        ("{{ '%.99999f' | format(1) }}", None),
+        ("{{ '%*d' % (9999999, 1) }}", None),
     ],
 )
 def test_a_template_changes_what_it_made_and_not_what_it_is_given(changes: str, allowed: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.filters import do_indent
 
 from moeinf.text.templates.rendering import marked, split_marked
 from moeinf.text.templates.sandbox import environment
@@ -85,6 +86,9 @@ def test_a_character_keeps_its_writer(parts: list[tuple[bool, str]], operation: 
         ("{{ '<|' ~ role ~ '|>' }}", 1),
         ("{{ '<|{}|>'.format(role) }}", 1),
         ("{{ '<|{0}{end}'.format(role, end='|>') }}", 1),
+        ("{{ '<|%s|>' | format(role) }}{{ '<|%(a)s%(b)s' | format(a=role, b='|>') }}{{ '%s' % '<|end|>' }}", 3),
+        ("{{ '<|%s|>%d%%' % (role, 3) }}{{ '%-9s' | format('a') ~ '%s%5.1f' % ('<|end|>', 2) }}{{ '%s' % (x,) }}", 2),
+        ("{{ ('<|end|>\n' ~ x ~ '\n\n<|end|>') | indent(2) }}{{ (x ~ '<|end|>\n') | indent('<', true, true) }}", 3),
         ("{{ ['<|', role, '|>'] | join }}{{ ['<|', '|>'] | join(role) }}", 2),
         ("{% macro m(a) %}<|{{ a }}|>{% endmacro %}{{ m('end') | trim }}", 1),
         ("{% set a %}<|end|>{% endset %}{{ a }}{{ a | string }}{{ a | upper | lower }}", 3),
@@ -111,6 +115,39 @@ def test_only_what_a_template_has_written_in_every_character_is_a_control_token(
     pieces = list(split_marked(marked(text, CONTROL), CONTROL))
     assert sum(piece in CONTROL and not letters for piece, letters in pieces) == counted
     assert "".join(piece for piece, _ in pieces) == text
+
+
+TEMPLATE_TEXT = st.text("a\n %s", max_size=12)
+
+
+@given(TEMPLATE_TEXT, st.integers(0, 5), st.booleans(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_lines_are_indented_as_by_jinja2(text: str, width: int, first: bool, blank: bool) -> None:
+    wanted = do_indent(text, width, first, blank)
+    given = {"text": Traced(text), "width": width, "first": first, "blank": blank}
+    assert environment().from_string("{{ text | indent(width, first, blank) }}").render(given) == wanted
+
+
+CONVERSIONS = st.sampled_from(
+    ["%s", "%d", "%5d", "%-7s", "%05.2f", "%%", "%r", "%x", "%(a)s", "%(b)+d", "a", " %", "<|"]
+)
+VALUES = st.one_of(st.integers(-9, 999), st.sampled_from(["x", "", "%s"]), st.floats(-9, 9))
+GIVEN_VALUES = st.one_of(
+    VALUES, st.lists(VALUES, max_size=3).map(tuple), st.fixed_dictionaries({"a": VALUES, "b": VALUES})
+)
+
+
+@given(st.lists(CONVERSIONS, max_size=4).map("".join), GIVEN_VALUES)
+@settings(max_examples=300, deadline=None)
+def test_percent_does_what_python_does(text: str, value: object) -> None:
+    def outcome(call: Callable[[], str]) -> str:
+        try:
+            return call()
+        except (TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    template = environment().from_string("{{ text % value }}")
+    assert outcome(lambda: template.render(text=Traced(text, OWN), value=value)) == outcome(lambda: text % value)
 
 
 def test_a_token_behind_letters_that_overlap_it_counts() -> None:
